@@ -143,6 +143,7 @@ class BarePage:
         traits = {
             "name": "the-board",
             "columns": [asdict(column) for column in COLUMNS],
+            "styles": module.styles(),
             "diagnoses": True,
             "pinned": False,
             "snapshot": snapshot or {},

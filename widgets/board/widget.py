@@ -60,6 +60,7 @@ class Board(anywidget.AnyWidget):
     #: The CSS class of the elements of a page that the board is put into.
     name = traitlets.Unicode().tag(sync=True)
     columns: Any = traitlets.List().tag(sync=True)
+    styles = traitlets.Unicode().tag(sync=True)
     #: Whether there is a button Diagnose.
     diagnoses = traitlets.Bool().tag(sync=True)
     #: Whether a bar in the page shows state, verdict and Abort, where no panel does.
@@ -97,6 +98,7 @@ class Board(anywidget.AnyWidget):
         super().__init__(
             name=f"rankscope-board-{uuid.uuid4().hex}",
             columns=[asdict(column) for column in COLUMNS],
+            styles=page.styles(),
             diagnoses=diagnose is not None,
             pinned=pinned and not self._needs_view(),
         )

@@ -1,9 +1,15 @@
 // The buttons: Profile, Diagnose, Abort, Rebuild. A costly action asks for a confirmation.
 
+import { make, setAttribute, setText } from "./elements.js";
+import { nameRanks, plural } from "./text.js";
+
+export const OUTCOME_SHOWN = 8_000; // ms for which the outcome of a click is shown
+const ARMED = 6_000; // ms for which a confirmation is offered
+const DOUBLE = 350; // ms within which a second click belongs to a double click
 const NAMED = 3; // groups that a question names
 
 /** "group 'tp'", or "2 hung groups, 'dp' and 'tp'". */
-function nameGroups(groups, hung) {
+export function nameGroups(groups, hung) {
   const labels = groups.map((group) => `'${group.label}'`);
   if (labels.length === 1) return `group ${labels[0]}`;
   const most = labels.length > NAMED + 1 ? NAMED : labels.length;
@@ -104,7 +110,7 @@ class Action {
 }
 
 /** Make the buttons of a board, or those of them that `only` names. */
-function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) {
+export function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebuild"]) {
   const { store } = board;
   const running = () => store.live;
   // A frozen rank, too, is replaced by a restart only.

@@ -2,7 +2,13 @@
 // the notebook is scrolled to, or in the output of a cell that hangs. It opens the whole
 // board above itself.
 
-class Bar {
+import { OUTCOME_SHOWN, makeActions } from "./actions.js";
+import { Board } from "./board.js";
+import { make, makeShape, setAttribute, setText } from "./elements.js";
+import { makeHost } from "./host.js";
+import { moodClass } from "./text.js";
+
+export class Bar {
   /** `unpin` removes a pinned one; without it the bar is that of a cell. */
   constructor(store, unpin = null) {
     this.store = store;
@@ -13,9 +19,10 @@ class Bar {
   }
 
   build() {
-    const { element, body } = this.unpin
-      ? makeHost("rankscope-bar", "Rankscope board, pinned")
-      : makeHost("rankscope-hang", "why this cell hangs");
+    const [name, label] = this.unpin
+      ? ["rankscope-bar", "Rankscope board, pinned"]
+      : ["rankscope-hang", "why this cell hangs"];
+    const { element, body } = makeHost(name, label, this.store.model.get("styles"));
     this.element = element;
     this.body = body;
     this.drawer = make("div", "drawer");

@@ -1,13 +1,21 @@
 // The board: head, banner, tabs, table and timeline, and their layout.
 
+import { OUTCOME_SHOWN, makeActions } from "./actions.js";
+import { makeBanner } from "./banner.js";
+import { standing } from "./cells.js";
+import { make, setAttribute, setText } from "./elements.js";
+import { makeHost } from "./host.js";
+import { goToLine } from "./places.js";
+import { Stacks } from "./stacks.js";
+import { Table } from "./table.js";
+import { Tabs } from "./tabs.js";
+import { Timeline } from "./timeline.js";
+
 const TICK = 200; // ms between two updates of the elapsed times
 const REFRESH = 1_000; // ms between two requests for the rings, at least
-const ARMED = 6_000; // ms for which a confirmation is offered
-const DOUBLE = 350; // ms within which a second click belongs to a double click
-const OUTCOME_SHOWN = 8_000; // ms for which the outcome of a click is shown
 const MAP_FROM = 24; // number of ranks from which on the map is shown
 
-class Board {
+export class Board {
   constructor(store) {
     this.store = store;
     this.group = store.shown.group; // the id of the tab that is shown
@@ -28,7 +36,11 @@ class Board {
   }
 
   build() {
-    const { element, body } = makeHost("rankscope-live", "Rankscope board");
+    const { element, body } = makeHost(
+      "rankscope-live",
+      "Rankscope board",
+      this.store.model.get("styles"),
+    );
     this.element = element;
     this.body = body;
     this.title = make("b", "title");
@@ -276,132 +288,5 @@ class Board {
     this.sight.disconnect();
     this.store.close(this);
     this.element.remove();
-  }
-}
-
-// -- banner --------------------------------------------------------------------
-
-function makeBanner(dismiss) {
-  const element = make("div", "banner calm");
-  const shape = makeShape("calm");
-  const title = make("b");
-  const text = make("span", "said");
-  const line = make("p");
-  line.append(title, " ", text);
-  const more = make("div", "more");
-  const words = make("div", "words", null, { role: "status" });
-  words.append(line, more);
-  const hang = make("p", "last quiet");
-  const over = make("span");
-  const away = make("button", "small", "Dismiss", { type: "button" });
-  away.addEventListener("click", dismiss);
-  hang.append(over, " ", away);
-  words.append(hang);
-  element.append(shape, words);
-  let shown = null;
-  return {
-    element,
-    show(mood, name, sentences, last) {
-      hang.hidden = !last;
-      setText(over, (last ?? "").replaceAll("`", ""));
-      setAttribute(element, "class", `banner ${moodClass(mood)}`);
-      setAttribute(shape, "class", `shape ${moodClass(mood)}`);
-      // A screen reader reads a live region when it is written: write changes only.
-      setText(title, name);
-      const said = sentences.join("\n");
-      if (said === shown) return;
-      shown = said;
-      text.replaceChildren(...withCode(sentences[0] ?? ""));
-      more.replaceChildren();
-      for (const sentence of sentences.slice(1)) {
-        const next = make("p");
-        next.append(...withCode(sentence));
-        more.append(next);
-      }
-    },
-  };
-}
-
-/** Return nodes for a text, with the parts between backticks as code. */
-function withCode(text) {
-  return text.split("`").map((part, place) => (place % 2 ? make("code", "", part) : part));
-}
-
-// -- tabs ----------------------------------------------------------------------
-
-class Tabs {
-  constructor(choose) {
-    this.choose = choose;
-    this.element = make("div", "groups");
-    this.list = make("div", "tabs", null, { role: "tablist", "aria-label": "groups" });
-    this.facts = make("span", "quiet facts");
-    this.element.append(this.list, this.facts);
-    this.list.addEventListener("keydown", (event) => this.key(event));
-    this.tabs = new Map();
-  }
-
-  update(groups) {
-    this.groups = groups;
-    const there = new Set(groups.map((group) => group.id));
-    for (const [id, tab] of this.tabs) {
-      if (there.has(id)) continue;
-      tab.element.remove();
-      this.tabs.delete(id);
-    }
-    groups.forEach((group, place) => {
-      let tab = this.tabs.get(group.id);
-      if (tab === undefined) {
-        tab = this.make(group);
-        this.tabs.set(group.id, tab);
-      }
-      if (this.list.children[place] !== tab.element) {
-        this.list.insertBefore(tab.element, this.list.children[place] ?? null);
-      }
-      const trouble = group.aborted ? "aborted" : group.dead.length ? "rank dead" : "";
-      setAttribute(tab.shape, "class", `shape ${moodClass(group.mood)}`);
-      setText(tab.label, group.label);
-      setText(tab.size, String(group.size));
-      const title = [plural(group.size, "rank"), trouble].filter(Boolean).join(", ");
-      setAttribute(tab.element, "title", title);
-    });
-  }
-
-  make(group) {
-    const element = make("button", "tab", null, { type: "button", role: "tab" });
-    const shape = makeShape("calm");
-    const label = make("span");
-    const size = make("span", "quiet count");
-    element.append(shape, label, size);
-    element.addEventListener("click", () => this.choose(group.id));
-    return { element, shape, label, size };
-  }
-
-  select(id) {
-    this.chosen = id;
-    for (const [other, tab] of this.tabs) {
-      const mine = other === id;
-      setAttribute(tab.element, "aria-selected", String(mine));
-      setAttribute(tab.element, "tabindex", mine ? "0" : "-1");
-    }
-    const group = this.groups?.find((one) => one.id === id);
-    const facts = group ? [...group.facts, group.last] : [];
-    setText(this.facts, facts.filter(Boolean).join(" · "));
-    // Whole, where the line has no room for it.
-    setAttribute(this.facts, "title", this.facts.textContent);
-  }
-
-  key(event) {
-    const ids = [...(this.groups ?? [])].map((group) => group.id);
-    const place = ids.indexOf(this.chosen);
-    const next = {
-      ArrowRight: (place + 1) % ids.length,
-      ArrowLeft: (place + ids.length - 1) % ids.length,
-      Home: 0,
-      End: ids.length - 1,
-    }[event.key];
-    if (next === undefined) return;
-    event.preventDefault();
-    this.choose(ids[next]);
-    this.tabs.get(ids[next])?.element.focus();
   }
 }

@@ -7,7 +7,7 @@ const RENEWAL = 15_000; // ms; for VIEWER_TIMEOUT in feed.py
 const CHECK = 1_000; // ms between two looks at the clock
 const SILENCE = 10_000; // ms without a message, for BEAT in feed.py
 
-class Connection {
+export class Connection {
   constructor(model, expects, onChange) {
     this.model = model;
     this.expects = expects; // whether the kernel has reason to send beats

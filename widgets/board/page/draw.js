@@ -1,5 +1,10 @@
 // Drawing the timeline: only the visible lanes and bars.
 
+import { GUTTER, tickText, ticks } from "./scale.js";
+import { W, endOf, isRunning } from "./works.js";
+
+export const AXIS = 20; // px for the times above
+
 function colours(element) {
   const style = getComputedStyle(element);
   const get = (name) => style.getPropertyValue(name).trim();
@@ -30,7 +35,7 @@ function sized(canvas, width, height) {
   return pen;
 }
 
-function drawTimeline(view) {
+export function drawTimeline(view) {
   if (!view.width) return;
   const look = colours(view.element);
   const height = Math.max(1, view.lanes.length) * view.pitch;
@@ -52,37 +57,8 @@ function drawTimeline(view) {
   }
 }
 
-/** The distance of ticks: 1, 2 or 5 times a power of ten, some 90 px apart. */
-function tickStep(span, room) {
-  const least = (span * 90) / Math.max(1, room);
-  const power = 10 ** Math.floor(Math.log10(least));
-  return [1, 2, 5, 10].map((times) => times * power).find((step) => step >= least);
-}
-
-function ticks(view) {
-  const [from, to] = view.shown;
-  const step = tickStep(to - from, view.width - GUTTER);
-  const found = [];
-  for (let time = Math.ceil(from / step) * step; time <= to; time += step) {
-    found.push(time);
-  }
-  return { step, found };
-}
-
-/**
- * A time after the first op; of the first second in the unit for the distance of ticks:
- * 181954 ms is hard to read.
- */
-function tickText(time, step, last) {
-  const [unit, size] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]].find(
-    ([name, ns]) => step >= ns / 10 || (name === "s" && last >= ns) || name === "µs",
-  );
-  const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
-  return `${(time / size).toFixed(digits)} ${unit}`;
-}
-
 function drawAxis(view, look, pen) {
-  const { step, found } = ticks(view);
+  const { step, found } = ticks(view.shown, view.width);
   pen.font = look.font;
   pen.textBaseline = "middle";
   pen.fillStyle = look.quiet;
@@ -98,7 +74,7 @@ function drawAxis(view, look, pen) {
 
 function drawGrid(view, look, pen, top, bottom) {
   pen.fillStyle = look.line;
-  for (const time of ticks(view).found) {
+  for (const time of ticks(view.shown, view.width).found) {
     const x = Math.round(view.xOf(time));
     if (x >= GUTTER) pen.fillRect(x, top, 1, bottom - top);
   }

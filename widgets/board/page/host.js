@@ -1,17 +1,19 @@
 // Hosts: the elements that board and bar live in.
 
+import { make, setAttribute } from "./elements.js";
+
 const NO_SHORTCUTS = "data-lm-suppress-shortcuts";
 
 /** Make a host and the section in its shadow root.
 
 A shadow root: the page's styles for outputs do not apply inside, ours not outside. */
-function makeHost(name, label) {
+export function makeHost(name, label, styles) {
   const element = make("div", `${name} rankscope-host`);
   setAttribute(element, NO_SHORTCUTS, "true");
   watchKeys();
   const root = element.attachShadow({ mode: "open" });
   const body = make("section", "board", null, { "aria-label": label });
-  root.append(make("style", "", CSS), body);
+  root.append(make("style", "", styles), body);
   return { element, body };
 }
 

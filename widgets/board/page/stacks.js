@@ -2,9 +2,11 @@
 //
 // While a cell runs the kernel is busy, and %dist_profile waits for the cell's end.
 
+import { make, setAttribute, setText } from "./elements.js";
+
 const SAMPLED = 5; // s of a flame graph
 
-class Stacks {
+export class Stacks {
   constructor(board) {
     this.board = board;
     this.element = make("div", "stacks", null, {

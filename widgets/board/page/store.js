@@ -1,6 +1,8 @@
 // The state that the kernel has sent: one store per board, for all of its views.
 
-class Store {
+import { Connection } from "./connection.js";
+
+export class Store {
   constructor(model) {
     this.model = model;
     this.version = 0;

@@ -2,18 +2,15 @@
 // boxes of a fixed size, so that the browser lays out and paints only the visible ones
 // that changed (a <table> is laid out as a whole: ten times the work).
 
-const PADDING = 18; // px between two columns, and reserve for wide letters
-const SETTLED = 2; // s without a cell that runs after which empty columns go
-const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
-const STAY = / for [\d.]+ \w+$/; // what stayText adds
-const BAR = 44; // px of the bar beside the elapsed time
-const SHAPE = 16; // px of the shape before a state
-const DROPS = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // the columns that are left out first, then second, ...
-const FIT = 1; // px for rounding
-const STALL = 5; // s after which a bar changes its colour
-const NARROW = /[ fijlrt.,:;'|()]/g; // letters of about half the width of others
+import { cellText, concerns, isInCell, lengthOf, nameOf, standing, stayText } from "./cells.js";
+import { make, makeShape, setAttribute, setText } from "./elements.js";
+import { elapsedText, moodClass } from "./text.js";
+import { BAR, placeColumns } from "./widths.js";
 
-class Table {
+const SETTLED = 2; // s without a cell that runs after which empty columns go
+const STALL = 5; // s after which a bar changes its colour
+
+export class Table {
   constructor(store) {
     this.store = store;
     this.group = null;
@@ -122,7 +119,6 @@ class Table {
     if (cells.reason) setAttribute(entry.row, "title", cells.reason);
     else entry.row.removeAttribute("title");
   }
-
 
   add(rank) {
     const row = make("div", "row", null, { role: "row" });
@@ -255,42 +251,26 @@ class Table {
     const { fontSize, fontFamily } = getComputedStyle(this.table);
     this.pen.font = `600 ${fontSize} ${fontFamily}`;
     const single = new Set([...this.rowsOf().values()].map((row) => row.host)).size < 2;
-    const widths = this.columns.map((column, place) => {
-      let width = this.pen.measureText(this.longest[place]).width + PADDING;
-      if (column.key === "state") width += SHAPE;
-      if (column.key === "elapsed") width += BAR + 8;
-      return Math.ceil(width);
-    });
-    const hidden = (column, place, level) =>
-      this.lengths[place] === 0 || isHidden(column, level, single);
-    const needed = (level) => {
-      // The bar, the timeout and the time at a line are left out before the op.
-      if (level <= 4) {
-        const elapsed = this.columns.findIndex(({ key }) => key === "elapsed");
-        widths[elapsed] = this.pen.measureText("elapsed").width + PADDING;
-        const line = this.columns.findIndex(({ key }) => key === "line");
-        const longest = this.longest[line].replace(STAY, "");
-        widths[line] = Math.ceil(this.pen.measureText(longest).width + PADDING);
-      }
-      return this.columns.reduce(
-        (sum, column, place) => sum + (hidden(column, place, level) ? 0 : widths[place]),
-        0,
-      );
+    const measured = new Map();
+    const measure = (text) => {
+      if (!measured.has(text)) measured.set(text, this.pen.measureText(text).width);
+      return measured.get(text);
     };
-    const level = DROPS.find((one) => needed(one) <= this.room + FIT) ?? 1;
-    setAttribute(this.table, "data-drop", String(level));
-    let left = 0;
-    const rules = this.columns.map((column, place) => {
-      const name = `.c-${column.key}`;
-      if (hidden(column, place, level)) return `${name}{display:none}`;
-      const from = left;
-      left += widths[place];
+    const filled = this.lengths.map((length) => length > 0);
+    const found = placeColumns(this.columns, this.longest, filled, {
+      room: this.room, single, measure,
+    });
+    setAttribute(this.table, "data-drop", String(found.level));
+    const rules = found.places.map((place, number) => {
+      const name = `.c-${this.columns[number].key}`;
+      if (place === null) return `${name}{display:none}`;
       // The last column gets the rest of the width, and at least what it needs.
-      const size = place === this.columns.length - 1 ? "right:0" : `width:${widths[place]}px`;
-      return `${name}{left:${from}px;${size}}`;
+      const last = number === this.columns.length - 1;
+      const size = last ? "right:0" : `width:${place.width}px`;
+      return `${name}{left:${place.left}px;${size}}`;
     });
     this.sheet.textContent = rules.join("\n");
-    this.table.style.minWidth = `${left}px`;
+    this.table.style.minWidth = `${found.width}px`;
   }
 
   /** Scroll a row into the visible part of the table; the page does not scroll. */
@@ -305,56 +285,4 @@ class Table {
       box.scrollTop = bottom - box.clientHeight;
     }
   }
-}
-
-/** Whether a rank runs a cell. */
-function isInCell(cells) {
-  return cells.mood === "working" || cells.mood === "busy";
-}
-
-/** The length of a text, in letters of full width: "no answer" is wider than "in flight". */
-function lengthOf(text) {
-  return text.length - (text.match(NARROW)?.length ?? 0) / 2;
-}
-
-function nameOf(column) {
-  return `cell c-${column.key}${column.numeric ? " number" : ""}`;
-}
-
-/** The classes of a row. */
-function standing(cells) {
-  return `${moodClass(cells.mood)}${cells.blame ? " blamed" : ""}`;
-}
-
-function isHidden({ key, drop }, level, single) {
-  return (drop > 0 && drop >= level) || (key === "host" && single);
-}
-
-/** Whether a column depends on a cell that changed. */
-function concerns(key, names) {
-  if (names.has(key)) return true;
-  if (key === "state") return names.has("mood");
-  if (key === "elapsed") return names.has("since") || names.has("limit");
-  if (key === "beat") return names.has("silent") || names.has("state");
-  if (key === "line") return names.has("at");
-  return key === "size" && (names.has("shape") || names.has("dtype"));
-}
-
-/** The text of a cell; the same as of `shown` in columns.py. */
-function cellText(key, rank, cells, now) {
-  if (key === "rank") return String(rank);
-  if (key === "lag") return cells.lag ? `−${cells.lag}` : "";
-  if (key === "queue") return cells.queue ? String(cells.queue) : "";
-  if (key === "beat") {
-    if (cells.state === "dead" || !cells.silent) return "";
-    return elapsedText(now - cells.silent);
-  }
-  const value = cells[key];
-  return value === undefined ? "" : String(value);
-}
-
-/** How long a rank has been at its line, behind the line. */
-function stayText(cells, now) {
-  const stay = now - cells.at;
-  return stay >= LINGERS ? ` for ${elapsedText(stay)}` : "";
 }

@@ -1,7 +1,7 @@
-// Texts and elements that every part of the board uses.
+// Texts that every part of the board uses.
 
 /** The time since a start; the same text as `elapsed_text` in units.py. */
-function elapsedText(seconds) {
+export function elapsedText(seconds) {
   if (seconds < 10) {
     return `${(Math.floor(Math.max(0, seconds) * 10) / 10).toFixed(1)} s`;
   }
@@ -11,7 +11,7 @@ function elapsedText(seconds) {
 }
 
 /** Rank sets; the same text as `name_ranks` in rank_sets.py. */
-function nameRanks(ranks) {
+export function nameRanks(ranks) {
   const runs = [];
   for (const rank of [...ranks].sort((a, b) => a - b)) {
     if (runs.length && rank === runs.at(-1)[1] + 1) runs.at(-1)[1] = rank;
@@ -22,7 +22,7 @@ function nameRanks(ranks) {
 }
 
 /** A duration in ns with three significant digits; as `duration_text`. */
-function durationText(ns) {
+export function durationText(ns) {
   for (const [unit, size] of [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9]]) {
     const value = ns / size;
     if (value < 999.5 || unit === "s") {
@@ -32,38 +32,13 @@ function durationText(ns) {
   }
 }
 
-/** Make an element; a text from a rank never becomes markup. */
-function make(tag, name = "", text = null, attributes = {}) {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
-  if (text !== null) element.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) {
-    element.setAttribute(key, value);
-  }
-  return element;
-}
-
-/** Set an attribute if it differs: a write costs a restyle. */
-function setAttribute(element, key, value) {
-  if (element.getAttribute(key) !== value) element.setAttribute(key, value);
-}
-
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
 const MOODS = new Set(["calm", "busy", "working", "warning", "error"]);
 
 /** A mood as a class; an unknown one counts as calm. */
-function moodClass(mood) {
+export function moodClass(mood) {
   return MOODS.has(mood) ? mood : "calm";
 }
 
-/** The shape of a mood, beside the word for the state. */
-function makeShape(mood) {
-  return make("span", `shape ${moodClass(mood)}`, null, { "aria-hidden": "true" });
-}
-
-function plural(count, word) {
+export function plural(count, word) {
   return `${count} ${word}${count === 1 ? "" : "s"}`;
 }

@@ -2,12 +2,17 @@
 // waits for the last one to enter, and dark from then on: the straggler's bar has no
 // light part.
 
-const GUTTER = 84; // px for the names of the lanes
-const AXIS = 20; // px for the times above
+import { AXIS, drawTimeline } from "./draw.js";
+import { make, setAttribute, setText } from "./elements.js";
+import { GUTTER, panned, timeAt, xOf, zoomed } from "./scale.js";
+import {
+  W, describeWork, extentOf, isRunning, nearest, recentOf, twinOf, workNear,
+} from "./works.js";
+
 const TALLEST = 360; // px of lanes before they scroll
 const STEP = 1.4; // the factor of one zoom step
 
-class Timeline {
+export class Timeline {
   constructor(store, goTo) {
     this.store = store;
     this.goTo = goTo; // shows a source line
@@ -155,16 +160,11 @@ class Timeline {
   }
 
   zoom(factor, at = 0.5) {
-    const [from, to] = this.shown;
-    const span = Math.max(NEAREST, (to - from) * factor);
-    const middle = from + (to - from) * at;
-    this.look([middle - span * at, middle + span * (1 - at)]);
+    this.look(zoomed(this.shown, factor, at));
   }
 
   pan(part) {
-    const [from, to] = this.shown;
-    const by = (to - from) * part;
-    this.look([from + by, to + by]);
+    this.look(panned(this.shown, part));
   }
 
   layOut() {
@@ -190,31 +190,17 @@ class Timeline {
 
   // -- pointing --------------------------------------------------------------
 
-  timeAt(x) {
-    const [from, to] = this.shown;
-    return from + ((x - GUTTER) / (this.width - GUTTER)) * (to - from);
-  }
-
   xOf(time) {
-    const [from, to] = this.shown;
-    return GUTTER + ((time - from) / (to - from)) * (this.width - GUTTER);
+    return xOf(this.shown, this.width, time);
   }
 
   workAt(x, y) {
     const lane = this.lanes[Math.floor(y / this.pitch)];
     if (lane === undefined || x < GUTTER) return null;
-    const now = this.clock();
     // A bar of less than a pixel can be selected as well.
-    const reach = this.timeAt(x + 2) - this.timeAt(x);
-    const time = this.timeAt(x);
-    let best = null;
-    for (const work of lane.works) {
-      const miss = Math.max(work[W.created] - time, time - endOf(work, now), 0);
-      if (miss <= reach && (best === null || miss < best.miss)) {
-        best = { lane, work, miss };
-      }
-    }
-    return best;
+    const [time, beside] = [x, x + 2].map((one) => timeAt(this.shown, this.width, one));
+    const work = workNear(lane.works, time, beside - time, this.clock());
+    return work && { lane, work };
   }
 
   press(event) {
@@ -228,9 +214,7 @@ class Timeline {
       const by = event.offsetX - this.drag.x;
       if (Math.abs(by) > 3) this.drag.moved = true;
       if (this.drag.moved) {
-        const [from, to] = this.drag.window;
-        const time = (by / (this.width - GUTTER)) * (to - from);
-        this.look([from - time, to - time]);
+        this.look(panned(this.drag.window, -by / (this.width - GUTTER)));
         this.leave();
         return;
       }

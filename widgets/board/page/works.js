@@ -1,24 +1,25 @@
 // The works of the timeline: when they ran, which of two ranks belong together, and
 // their descriptions. Nothing here draws.
 
-const NEAREST = 2_000; // ns; the highest zoom
+import { NEAREST } from "./scale.js";
+import { durationText } from "./text.js";
 
 // The places in a work's list; see timeline.py.
-const W = {
+export const W = {
   created: 0, started: 1, ended: 2, gathered: 3, op: 4, seq: 5, generation: 6,
   state: 7, line: 8, count: 9, size: 10, peer: 11, error: 12,
 };
 
-function isRunning(work) {
+export function isRunning(work) {
   return work[W.ended] < 0;
 }
 
-function endOf(work, now) {
+export function endOf(work, now) {
   return isRunning(work) ? Math.max(now, work[W.created]) : work[W.ended];
 }
 
 /** The time from the first work to the last, with a margin. */
-function extentOf(lanes, now) {
+export function extentOf(lanes, now) {
   const works = lanes.flatMap((lane) => lane.works);
   let from = Infinity;
   let to = -Infinity;
@@ -30,7 +31,7 @@ function extentOf(lanes, now) {
 }
 
 /** The time of the works since the last longer pause. */
-function recentOf(lanes, now) {
+export function recentOf(lanes, now) {
   const spans = lanes.flatMap((lane) =>
     lane.works.map((work) => [work[W.created], endOf(work, now)]),
   );
@@ -51,7 +52,7 @@ function sameGroup(one, other) {
 }
 
 /** The same op on the rank of `lane`, as {lane, work}; null if it is not there. */
-function twinOf(lanes, lane, work) {
+export function twinOf(lanes, lane, work) {
   const twin = lanes.find((other) => other.rank === lane.rank && sameGroup(other, lane));
   const same = (other) =>
     other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation];
@@ -71,7 +72,7 @@ function firstOf(lanes, lane, work) {
 }
 
 /** A title and facts; with the name of the group, if it is given. */
-function describeWork({ lane, work }, lanes, words, now, group) {
+export function describeWork({ lane, work }, lanes, words, now, group) {
   const count = work[W.count] > 1 ? `${work[W.count]} coalesced ` : "";
   const state = words[work[W.state]].replace("_", " ");
   const facts = [`rank ${lane.rank}`];
@@ -104,11 +105,23 @@ function pad(from, to) {
   return [from - by, to + by];
 }
 
-function nearest(works, time) {
+/** The place of the work that began nearest to a time. */
+export function nearest(works, time) {
   let best = 0;
   works.forEach((work, place) => {
     const known = works[best];
     if (Math.abs(work[W.created] - time) < Math.abs(known[W.created] - time)) best = place;
   });
+  return best;
+}
+
+/** The work that runs at a time, or nearest to it within `reach`; null if none is. */
+export function workNear(works, time, reach, now) {
+  let best = null;
+  let least = reach;
+  for (const work of works) {
+    const miss = Math.max(work[W.created] - time, time - endOf(work, now), 0);
+    if (miss < least || (best === null && miss === least)) [best, least] = [work, miss];
+  }
   return best;
 }

@@ -1,0 +1,40 @@
+import { cellText, concerns, isInCell, lengthOf, standing, stayText } from "/widgets/board/page/cells.js";
+import { equal, test } from "./harness.js";
+
+test("a cell without a value is empty", () => {
+  for (const key of ["op", "lag", "queue", "beat"]) equal(cellText(key, 3, {}, 10), "");
+  equal(cellText("queue", 3, { queue: 0 }, 10), "");
+  equal(cellText("rank", 3, {}, 10), "3");
+  equal(cellText("lag", 3, { lag: 2 }, 10), "−2");
+});
+
+test("the silence of a dead rank is not counted", () => {
+  equal(cellText("beat", 0, { silent: 4, state: "silent" }, 10), "6.0 s");
+  equal(cellText("beat", 0, { silent: 4, state: "dead" }, 10), "");
+});
+
+test("the time at a line is shown from 5 s on", () => {
+  equal([stayText({ at: 5.1 }, 10), stayText({ at: 5 }, 10), stayText({}, 10)], [
+    "", " for 5.0 s", "",
+  ]);
+});
+
+test("a cell is written where what it shows has changed", () => {
+  const shown = (...names) =>
+    ["op", "state", "elapsed", "beat", "line", "size"].filter((key) => concerns(key, new Set(names)));
+  equal(shown("op"), ["op"]);
+  equal(shown("mood"), ["state"]);
+  equal(shown("since"), ["elapsed"]);
+  equal(shown("state"), ["state", "beat"]);
+  equal(shown("at", "dtype"), ["line", "size"]);
+});
+
+test("a blamed row says so beside its mood", () => {
+  equal(standing({ mood: "error", blame: 1 }), "error blamed");
+  equal(standing({ mood: "?" }), "calm");
+  equal([{ mood: "busy" }, { mood: "working" }, { mood: "calm" }].map(isInCell), [true, true, false]);
+});
+
+test("narrow letters count half", () => {
+  equal([lengthOf(""), lengthOf("no answer"), lengthOf("in flight")], [0, 8, 6]);
+});

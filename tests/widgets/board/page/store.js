@@ -1,0 +1,95 @@
+import { Store } from "/widgets/board/page/store.js";
+import { equal, test } from "./harness.js";
+
+/** A store, the messages that it sent, the changes that a view saw, and its kernel. */
+function opened(snapshot = {}) {
+  const listeners = new Map();
+  const sent = [];
+  const traits = { columns: [], snapshot };
+  const store = new Store({
+    get: (name) => traits[name],
+    on: (event, callback) => listeners.set(event, callback),
+    off: (event) => listeners.delete(event),
+    send: (message) => sent.push(message),
+  });
+  const seen = [];
+  const view = { onChange: (change) => seen.push(change) };
+  store.open(view);
+  sent.length = 0;
+  return { store, sent, seen, view, listeners, play: (one) => listeners.get("msg:custom")(one) };
+}
+
+const FULL = {
+  type: "full", v: 4, now: 10, head: { state: "running" }, groups: [{ id: "g0" }],
+  rows: { g0: { 0: { state: "idle", op: "send" }, 1: { state: "idle" } } },
+};
+
+/** Run a test's body with a store that has the whole state, and end it. */
+function withStore(body) {
+  const all = opened(FULL);
+  try {
+    body(all);
+  } finally {
+    all.store.close(all.view);
+    all.store.end();
+  }
+}
+
+test("a delta changes the cells it names", () =>
+  withStore(({ store, seen, play }) => {
+    play({ type: "delta", v: 5, now: 11, rows: { g0: { 0: { state: "dead", op: null }, 1: null } } });
+    equal(store.rows.get("g0"), new Map([[0, { state: "dead" }]]));
+    equal(seen[0].rows.get("g0"), new Map([[0, ["state", "op"]], [1, null]]));
+  }));
+
+test("a message that was missed is asked for once", () =>
+  withStore(({ store, sent, play }) => {
+    play({ type: "delta", v: 7, now: 11, rows: { g0: { 0: { state: "dead" } } } });
+    equal(store.rows.get("g0").get(0).state, "idle");
+    equal(sent, [{ sync: 1 }]);
+    play({ type: "delta", v: 3, now: 11 });
+    equal([sent.length, store.version], [1, 4]);
+    play({ ...FULL, v: 8 });
+    equal(store.version, 8);
+  }));
+
+test("a group that is gone takes its rows along", () =>
+  withStore(({ store, play }) => {
+    play({ type: "delta", v: 5, now: 11, groups: [{ id: "g1" }], rows: { g1: { 0: { state: "idle" } } } });
+    equal([...store.rows.keys()], ["g1"]);
+  }));
+
+test("an answer reaches the one who asked", () =>
+  withStore(({ store, sent, play }) => {
+    const answers = [];
+    store.request("abort", { groups: ["g0"] }, (answer) => answers.push(answer.text));
+    const [{ do: what, id, groups }] = sent;
+    equal([what, groups], ["abort", ["g0"]]);
+    play({ type: "did", id: "another", text: "of another page" });
+    play({ type: "did", id, text: "done" });
+    play({ type: "did", id, text: "twice" });
+    equal(answers, ["done"]);
+  }));
+
+test("a closed channel ends what waits, and the next message heals it", () =>
+  withStore(({ store, sent, play, listeners }) => {
+    const answers = [];
+    store.request("abort", {}, (answer) => answers.push(answer.ok));
+    listeners.get("comm_live_update")();
+    equal([store.live, answers, store.headline.title], [false, [false], "No kernel"]);
+    sent.length = 0;
+    play({ type: "beat", now: 12 });
+    equal([store.live, sent], [true, [{ sync: 1 }]]);
+  }));
+
+test("the last view tells the kernel that none is left", () => {
+  const { store, sent, view, listeners } = opened(FULL);
+  const other = { onChange: () => {} };
+  store.open(other);
+  store.close(view);
+  equal(sent, []);
+  store.close(other);
+  equal(Object.keys(sent[0]), ["unwatch"]);
+  store.end();
+  equal(listeners.size, 0);
+});

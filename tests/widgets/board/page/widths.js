@@ -1,0 +1,55 @@
+import { placeColumns } from "/widgets/board/page/widths.js";
+import { equal, test } from "./harness.js";
+
+const COLUMNS = [
+  { key: "rank", title: "rank", drop: 0 },
+  { key: "host", title: "host", drop: 6 },
+  { key: "state", title: "state", drop: 0 },
+  { key: "line", title: "line", drop: 1 },
+  { key: "elapsed", title: "elapsed", drop: 2 },
+  { key: "memory", title: "memory", drop: 9 },
+  { key: "verdict", title: "verdict", drop: 0 },
+];
+const LONGEST = ["rank", "node-1", "in flight", "cell 7 line 4 for 12 s", "6.2 s / 300 s", "312 MiB", "verdict"];
+
+/** Place them, with letters of 10 px; return what is shown, and the whole. */
+function place(room, { single = false, empty = [] } = {}) {
+  const filled = COLUMNS.map(({ key }) => !empty.includes(key));
+  const measure = (text) => text.length * 10;
+  const found = placeColumns(COLUMNS, LONGEST, filled, { room, single, measure });
+  const shown = COLUMNS.filter((_, number) => found.places[number]).map(({ key }) => key);
+  return { ...found, shown };
+}
+
+test("all columns stand side by side where there is room", () => {
+  const { places, width, level, shown } = place(2000);
+  equal(shown, COLUMNS.map(({ key }) => key));
+  equal(level, 10);
+  let left = 0;
+  for (const one of places) {
+    equal(one.left, left);
+    left += one.width;
+  }
+  equal(left, width);
+});
+
+test("the least important columns go first", () => {
+  const all = place(2000).width;
+  equal(place(all).level, 10);
+  equal(place(all - 2).shown, ["rank", "host", "state", "line", "elapsed", "verdict"]);
+  equal(place(0).shown, ["rank", "state", "verdict"]);
+});
+
+test("times and timeouts go before a column that matters goes", () => {
+  const bare = place(620);
+  equal(bare.shown.includes("line"), true);
+  equal(bare.level <= 4, true);
+  equal(bare.places[3].width, "cell 7 line 4".length * 10 + 18);
+  equal(bare.places[4].width, "elapsed".length * 10 + 18);
+});
+
+test("empty columns and the only host take no room", () => {
+  equal(place(2000, { single: true, empty: ["memory", "verdict"] }).shown, [
+    "rank", "state", "line", "elapsed",
+  ]);
+});

@@ -1,0 +1,67 @@
+import {
+  W, describeWork, endOf, extentOf, nearest, recentOf, twinOf, workNear,
+} from "/widgets/board/page/works.js";
+import { equal, test } from "./harness.js";
+
+const WORDS = ["all_reduce", "completed", "cell 3 line 2", "4 MiB float32", "started"];
+const MS = 1e6;
+
+/** A work of all_reduce, from one time to another; -1: it is in flight. */
+function work(created, ended, { seq = 1, gathered = -1, generation = 0, error = null } = {}) {
+  const state = ended < 0 ? 4 : 1;
+  return [created, created, ended, gathered, 0, seq, generation, state, 2, 1, 3, null, error];
+}
+
+function lane(rank, works, ranks = [0, 1], group = "default") {
+  return { rank, group, ranks, works };
+}
+
+test("what is in flight ends now", () => {
+  equal([endOf(work(5, 9), 20), endOf(work(5, -1), 20), endOf(work(25, -1), 20)], [9, 20, 25]);
+});
+
+test("the extent has all works and a margin", () => {
+  equal(extentOf([lane(0, [work(0, 50)]), lane(1, [work(20, 100)])], 0), [-2, 102]);
+  equal(extentOf([], 7), [0, 1e9]);
+});
+
+test("what was last begins behind the last longer pause", () => {
+  const works = [work(0, 10 * MS), work(3000 * MS, 3010 * MS), work(3020 * MS, 3100 * MS)];
+  equal(recentOf([lane(0, works)], 0), [2998 * MS, 3102 * MS]);
+  equal(recentOf([lane(0, [])], 0), [0, 1e9]);
+});
+
+test("a twin is the same op of the same group", () => {
+  const [mine, other] = [work(0, 9, { seq: 2 }), work(3, 9, { seq: 2 })];
+  const here = lane(0, [mine]);
+  const there = lane(1, [work(0, 1), other]);
+  const lanes = [here, lane(1, [work(7, 8, { seq: 2 })], [1, 2]), there];
+  equal(twinOf(lanes, there, mine).work === other, true);
+  equal(twinOf(lanes, there, work(0, 9, { seq: 2, generation: 1 })), null);
+});
+
+test("the nearest work is found from both sides", () => {
+  const works = [work(0, 10), work(20, 30)];
+  equal([workNear(works, 5, 0, 99), workNear(works, 13, 4, 99)].map((one) => one[W.created]), [0, 0]);
+  equal(workNear(works, 17, 4, 99)[W.created], 20);
+  equal(workNear(works, 15, 4, 99), null);
+  equal(workNear([work(40, -1)], 60, 0, 99)[W.created], 40);
+  equal([nearest(works, 8), nearest(works, 14)], [0, 1]);
+});
+
+test("the last one to enter is told how late it was", () => {
+  const early = lane(0, [work(0, 12 * MS, { gathered: 10 * MS })]);
+  const late = lane(1, [work(10 * MS, 12 * MS, { gathered: 10 * MS })]);
+  const facts = (one) => describeWork({ lane: one, work: one.works[0] }, [early, late], WORDS, 0, null);
+  equal(facts(early), {
+    title: "all_reduce #1",
+    facts: ["rank 0", "completed in 12.0 ms", "waited 10.0 ms for the last rank", "4 MiB float32", "cell 3 line 2"],
+  });
+  equal(facts(late).facts[2], "entered last, 10.0 ms after the first");
+});
+
+test("a work in flight says for how long, and an error why", () => {
+  const one = lane(0, [work(0, -1, { error: "by hand" })]);
+  const { facts } = describeWork({ lane: one, work: one.works[0] }, [one], WORDS, 3 * MS, "tp");
+  equal(facts, ["rank 0", "group tp", "started, for 3.00 ms", "4 MiB float32", "cell 3 line 2", "by hand"]);
+});

@@ -1,0 +1,58 @@
+// The cells of the table: their texts, and what depends on what.
+
+import { elapsedText, moodClass } from "./text.js";
+
+const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
+const NARROW = /[ fijlrt.,:;'|()]/g; // letters of about half the width of others
+
+/** Whether a rank runs a cell. */
+export function isInCell(cells) {
+  return cells.mood === "working" || cells.mood === "busy";
+}
+
+/** The length of a text, in letters of full width: "no answer" is wider than "in flight". */
+export function lengthOf(text) {
+  return text.length - (text.match(NARROW)?.length ?? 0) / 2;
+}
+
+export function nameOf(column) {
+  return `cell c-${column.key}${column.numeric ? " number" : ""}`;
+}
+
+/** The classes of a row. */
+export function standing(cells) {
+  return `${moodClass(cells.mood)}${cells.blame ? " blamed" : ""}`;
+}
+
+export function isHidden({ key, drop }, level, single) {
+  return (drop > 0 && drop >= level) || (key === "host" && single);
+}
+
+/** Whether a column depends on a cell that changed. */
+export function concerns(key, names) {
+  if (names.has(key)) return true;
+  if (key === "state") return names.has("mood");
+  if (key === "elapsed") return names.has("since") || names.has("limit");
+  if (key === "beat") return names.has("silent") || names.has("state");
+  if (key === "line") return names.has("at");
+  return key === "size" && (names.has("shape") || names.has("dtype"));
+}
+
+/** The text of a cell; the same as of `shown` in columns.py. */
+export function cellText(key, rank, cells, now) {
+  if (key === "rank") return String(rank);
+  if (key === "lag") return cells.lag ? `−${cells.lag}` : "";
+  if (key === "queue") return cells.queue ? String(cells.queue) : "";
+  if (key === "beat") {
+    if (cells.state === "dead" || !cells.silent) return "";
+    return elapsedText(now - cells.silent);
+  }
+  const value = cells[key];
+  return value === undefined ? "" : String(value);
+}
+
+/** How long a rank has been at its line, behind the line. */
+export function stayText(cells, now) {
+  const stay = now - cells.at;
+  return stay >= LINGERS ? ` for ${elapsedText(stay)}` : "";
+}

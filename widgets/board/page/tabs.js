@@ -1,0 +1,81 @@
+// The tabs: one for each group.
+
+import { make, makeShape, setAttribute, setText } from "./elements.js";
+import { moodClass, plural } from "./text.js";
+
+export class Tabs {
+  constructor(choose) {
+    this.choose = choose;
+    this.element = make("div", "groups");
+    this.list = make("div", "tabs", null, { role: "tablist", "aria-label": "groups" });
+    this.facts = make("span", "quiet facts");
+    this.element.append(this.list, this.facts);
+    this.list.addEventListener("keydown", (event) => this.key(event));
+    this.tabs = new Map();
+  }
+
+  update(groups) {
+    this.groups = groups;
+    const there = new Set(groups.map((group) => group.id));
+    for (const [id, tab] of this.tabs) {
+      if (there.has(id)) continue;
+      tab.element.remove();
+      this.tabs.delete(id);
+    }
+    groups.forEach((group, place) => {
+      let tab = this.tabs.get(group.id);
+      if (tab === undefined) {
+        tab = this.make(group);
+        this.tabs.set(group.id, tab);
+      }
+      if (this.list.children[place] !== tab.element) {
+        this.list.insertBefore(tab.element, this.list.children[place] ?? null);
+      }
+      const trouble = group.aborted ? "aborted" : group.dead.length ? "rank dead" : "";
+      setAttribute(tab.shape, "class", `shape ${moodClass(group.mood)}`);
+      setText(tab.label, group.label);
+      setText(tab.size, String(group.size));
+      const title = [plural(group.size, "rank"), trouble].filter(Boolean).join(", ");
+      setAttribute(tab.element, "title", title);
+    });
+  }
+
+  make(group) {
+    const element = make("button", "tab", null, { type: "button", role: "tab" });
+    const shape = makeShape("calm");
+    const label = make("span");
+    const size = make("span", "quiet count");
+    element.append(shape, label, size);
+    element.addEventListener("click", () => this.choose(group.id));
+    return { element, shape, label, size };
+  }
+
+  select(id) {
+    this.chosen = id;
+    for (const [other, tab] of this.tabs) {
+      const mine = other === id;
+      setAttribute(tab.element, "aria-selected", String(mine));
+      setAttribute(tab.element, "tabindex", mine ? "0" : "-1");
+    }
+    const group = this.groups?.find((one) => one.id === id);
+    const facts = group ? [...group.facts, group.last] : [];
+    setText(this.facts, facts.filter(Boolean).join(" · "));
+    // Whole, where the line has no room for it.
+    setAttribute(this.facts, "title", this.facts.textContent);
+  }
+
+  key(event) {
+    const ids = [...(this.groups ?? [])].map((group) => group.id);
+    const place = ids.indexOf(this.chosen);
+    const next = {
+      ArrowRight: (place + 1) % ids.length,
+      ArrowLeft: (place + ids.length - 1) % ids.length,
+      Home: 0,
+      End: ids.length - 1,
+    }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    this.choose(ids[next]);
+    this.tabs.get(ids[next])?.element.focus();
+  }
+}

@@ -1,0 +1,43 @@
+// The widths of the table's columns: which have room, and where each one stands.
+
+import { isHidden } from "./cells.js";
+
+const PADDING = 18; // px between two columns, and reserve for wide letters
+const SHAPE = 16; // px of the shape before a state
+export const BAR = 44; // px of the bar beside the elapsed time
+const STAY = / for [\d.]+ \w+$/; // what stayText adds to a line
+const LEVELS = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go first
+const BARE = 4; // the level from which on elapsed times and lines are shown without more
+const FIT = 1; // px for rounding
+
+/**
+ * Place columns in `room` px.
+ *
+ * `longest` has the longest text of each column, `filled` whether it has a text at all,
+ * `single` is whether all ranks are on one host, and `measure(text)` the width of a text.
+ * Return the level of what is left out, the whole width, and {left, width} for each
+ * column, null for one that is not shown.
+ */
+export function placeColumns(columns, longest, filled, { room, single, measure }) {
+  const widthOf = ({ key, title }, text, level) => {
+    if (key === "elapsed" && level <= BARE) return Math.ceil(measure(title) + PADDING);
+    const shown = key === "line" && level <= BARE ? text.replace(STAY, "") : text;
+    const more = { state: SHAPE, elapsed: BAR + 8 }[key] ?? 0;
+    return Math.ceil(measure(shown) + PADDING + more);
+  };
+  const at = (level) => {
+    let width = 0;
+    const places = columns.map((column, place) => {
+      if (!filled[place] || isHidden(column, level, single)) return null;
+      const found = { left: width, width: widthOf(column, longest[place], level) };
+      width += found.width;
+      return found;
+    });
+    return { level, width, places };
+  };
+  for (const level of LEVELS) {
+    const found = at(level);
+    if (found.width <= room + FIT) return found;
+  }
+  return at(LEVELS.at(-1));
+}
