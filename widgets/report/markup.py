@@ -50,7 +50,9 @@ def ranks_html(ranks: Sequence[int]) -> str:
     named = name_ranks(ranks)
     if len(named) <= _RANKS:
         return f"<b>{prose(named)}</b>"
-    return fold(f"<b>{len(ranks):,} ranks</b>", f'<p class="list">{named}</p>')
+    return fold(
+        f"<b>{len(ranks):,} ranks</b>", f'<p class="list" tabindex="0">{named}</p>'
+    )
 
 
 def fold(head: str, body: str, is_open: bool = False) -> str:

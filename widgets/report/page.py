@@ -58,11 +58,13 @@ def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
     body = "".join(
         (
             _head(report, title),
+            "<main>",
             *_verdicts(report),
             _ranks(rank_rows(evidence, culprits, waiting), evidence),
             _ops(last_ops(evidence, groups)),
             _places(evidence),
             _files(report.files),
+            "</main>",
             f"<footer>{' · '.join(map(text, facts))}</footer>",
         )
     )
@@ -184,7 +186,7 @@ def _rank_cells(row: RankRow) -> list[str]:
         )
     elif row.processes:
         listed = "<br>".join(map(text, row.processes))
-        detail += fold("processes", f'<p class="list">{listed}</p>')
+        detail += fold("processes", f'<p class="list" tabindex="0">{listed}</p>')
     return [
         ranks_html(row.ranks),
         mark(doing.mood, word),
@@ -214,8 +216,8 @@ def _row(mood: str, titles: Sequence[str], cells: Sequence[str]) -> str:
 def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     return (
-        f'<div class="scroll"><table class="stacked"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        '<div class="scroll" tabindex="0"><table class="stacked">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -267,8 +269,9 @@ def _group(one: GroupOps) -> str:
     return (
         f'<h3>{text(one.group.name, 200)} <span class="quiet">'
         f"{text(name_ranks(one.group.ranks), 60)}</span></h3>"
-        '<div class="scroll ops"><table><thead><tr><th scope="col">Ranks</th>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
+        '<div class="scroll ops" tabindex="0"><table>'
+        f'<thead><tr><th scope="col">Ranks</th>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{more}"
     )
 
 
@@ -328,7 +331,8 @@ def _files(files: Sequence[EvidenceFile]) -> str:
         if len(alike) > 1:
             listed = "<br>".join(paths[:_MOST_ROWS])
             name = fold(
-                _count(len(alike), "file"), f'<p class="list mono">{listed}</p>'
+                _count(len(alike), "file"),
+                f'<p class="list mono" tabindex="0">{listed}</p>',
             )
         kind = alike[0].kind
         ranks = sorted({rank for one in alike for rank in one.ranks})

@@ -1,0 +1,121 @@
+"""axe-core finds nothing serious on the board and on the page of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope.backends.observe.verdicts import Fault, WaitFor
+from rankscope.backends.post_mortem.report import Report
+from rankscope.widgets.board.model import BoardModel
+from rankscope.widgets.report.page import report_page
+from tests.widgets import simulated
+from tests.widgets.bare_page import DARK, LIGHT
+from tests.widgets.board import gallery
+from tests.widgets.report.report_scenes import eight, many
+from tests.widgets.scene import Scene, lanes
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.processes
+
+# Colours alone differ between two themes.
+_RUN = """([place, colours]) => axe.run(place, {
+  resultTypes: ["violations"], ...(colours && { runOnly: ["color-contrast"] }),
+}).then(({ violations }) =>
+  violations.filter(({ impact }) => impact === "serious" || impact === "critical")
+    .flatMap(({ id, nodes }) => nodes.map((node) =>
+      `${id}: ${node.html} ${node.failureSummary}`)))"""
+
+
+def faults(page: Page, place: str = "html", colours: bool = False) -> list[str]:
+    """Return what axe-core calls serious or critical."""
+    base = pytest.importorskip("axe_playwright_python.base", reason="make environment")
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(base.AXE_SCRIPT)
+    return page.evaluate(_RUN, [place, colours])
+
+
+#: Of the gallery those that differ in colours.
+COLOURS = ("missing ranks", "rank not responding", "deadlock", "undecided", "aborted")
+
+
+def situations(names: Sequence[str]) -> Iterator[tuple[str, BoardModel]]:
+    """Boards of the gallery."""
+    for name in names:
+        found = BoardModel()
+        if name == gallery.ABORTED:
+            status, verdicts = gallery.hung("missing ranks")
+            found.update(status, 200.0)
+            found.show_verdicts(verdicts)
+            found.delta()
+        status, verdicts = gallery.hung(name)
+        found.show_verdicts(verdicts)
+        found.update(status, 201.0)
+        yield name, found
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
+    scene = Scene(browser, width=736, height=700, theme=theme)
+
+    def look() -> list[str]:
+        return faults(scene.page.page, ".rankscope-live", theme is DARK)
+
+    seen = {"idle": look()}
+    for name, model in situations(COLOURS if theme is DARK else gallery.NAMES):
+        scene.page.play(model.full())
+        assert scene.texts("banner")
+        seen[name] = look()
+    scene.model = BoardModel()
+    # 24 ranks have a map.
+    scene.take(*simulated.hang(4 if theme is DARK else 24, 2), after=200)
+    scene.page.play(scene.model.full())
+    seen["many ranks"] = look()
+    scene.button("Abort").click()
+    seen["a question"] = look()
+    scene.page.page.keyboard.press("Escape")
+    scene.button("Timeline").click()
+    scene.page.play(lanes(late=2, absent=2))
+    seen["timeline"] = look()
+    assert {name: one for name, one in seen.items() if one} == {}
+    scene.close()
+
+
+def deadlock() -> Report:
+    report = eight()
+    (verdict,) = report.verdicts
+    cycle = (WaitFor(0, 5, "recv #1", "pp"), WaitFor(5, 0, "recv #1", "pp"))
+    verdict = replace(verdict, fault=Fault.DEADLOCK, cycle=cycle)
+    return replace(report, verdicts=(verdict,))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "report"),
+    [("light", 400, many), ("light", 1280, deadlock), ("dark", 400, deadlock)],
+)
+def test_the_report(
+    browser: Browser,
+    tmp_path: Path,
+    scheme: Any,
+    width: int,
+    report: Callable[[], Report],
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(report_page(report(), "dumps"), encoding="utf-8")
+    page = browser.new_page(
+        color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True
+    )
+    page.goto(path.as_uri())
+    # Of many ranks: a list of them, and one of their processes.
+    page.evaluate(
+        "() => [...document.querySelectorAll('details')].slice(0, 4)"
+        ".forEach((one) => { one.open = true; })"
+    )
+    assert faults(page) == []
+    page.close()
