@@ -34,7 +34,10 @@ _LIBRARIES = frozenset(
 _WRAPPER = "torch/distributed/c10d_logger.py"
 #: Rankscope's own frames between an op of torch, or the making of a group, and its
 #: library, and those in which a rank waits while its report is written.
-_OWN = re.compile(r"(?:^|(?<!tests)/)backends/(?:torch_watch|hang_report)/[^/]+\.py$")
+_OWN = re.compile(
+    r"(?:^|/)backends/(?:torch_watch/(?:calls|creation|errors|unfinished|watch)"
+    r"|hang_report/(?:reporter|triggers))\.py$"
+)
 #: It has the ops, which people call by the name of their package.
 _C10D = "torch/distributed/distributed_c10d.py"
 _RANK = re.compile(r"(?<![a-z])rank[ _.=-]?(\d{1,6})(?!\d)", re.IGNORECASE)

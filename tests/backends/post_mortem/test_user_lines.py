@@ -73,3 +73,11 @@ def test_a_rank_that_makes_a_group_is_at_the_users_call() -> None:
         Frame("/job/train.py", 9, "<module>", outermost=True),
     ]
     assert str(position(frames)[0]) == "train.py:9"
+
+
+@pytest.mark.parametrize("folder", ["torch_watch", "hang_report"])
+def test_a_program_in_a_folder_of_our_name_is_the_users(folder: str) -> None:
+    file = f"/job/backends/{folder}/train.py"
+    frames = [Frame(file, 7, "step"), Frame(USER, 9, "<module>", outermost=True)]
+    assert str(position(frames)[0]) == "train.py:7"
+    assert position(frames)[0].file == file
