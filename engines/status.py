@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -23,7 +22,6 @@ __all__ = [
     "RankStatus",
     "Summary",
     "advice_of",
-    "cause_first",
     "find_groups",
     "name_groups",
     "no_hang",
@@ -77,29 +75,6 @@ def name_groups(names: str | Iterable[str] | None) -> str:
         return "all groups"
     once = list(dict.fromkeys([names] if isinstance(names, str) else names))
     return f"group{'s' * (len(once) > 1)} {', '.join(map(repr, once))}"
-
-
-#: The reason of an abort that `diagnosing.as_reason` made.
-_DIAGNOSED = re.compile(
-    r"(?P<how>.*?); diagnosis: (?P<why>.*?)(?: \(at (?P<when>[\d:]+), by [^()]*\))?"
-)
-
-
-def cause_first(reason: str) -> str:
-    """Return the reason of an abort with the diagnosis first, if it has one.
-
-    ``rank 2 has not entered …; abort requested from the board at 18:45:29``.
-    """
-    found = _DIAGNOSED.fullmatch(reason)
-    if found is None:
-        return reason
-    when = f" at {found['when']}" if found["when"] else ""
-    how = (
-        f"abort {found['how']}"
-        if found["how"].startswith("requested ")
-        else found["how"]
-    )
-    return f"{found['why']}; {how}{when}"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from rankscope.widgets.tables import aligned
 __all__ = ["run"]
 
 #: The reason of an abort and its author, as the errors on the ranks show them.
-REASON, BY = "requested from a terminal", "a terminal"
+REASON, BY = "abort requested from a terminal", "a terminal"
 
 #: Seconds that an engine gets to say which rank it has; then the cluster's file does.
 ATTACH_WAIT = 1.5

@@ -59,6 +59,8 @@ class AbortReason:
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.at))
+        if self.text.endswith(self.by):
+            return f"{self.text} at {when}"
         return f"{self.text} (at {when}, by {self.by})"
 
     def to_json(self) -> str:

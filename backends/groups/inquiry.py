@@ -311,7 +311,7 @@ class Deadlines:
         if cause is not None:
             return str(cause), tuple(cause.culprits)
         if found is not None:
-            return f"diagnosis: {found.text}", found.culprits
+            return found.text, found.culprits
         return "", ()
 
     def reason(self) -> AbortReason:
@@ -322,7 +322,7 @@ class Deadlines:
         found, culprits = self._found()
         text = f"{record.describe()} timed out after {record.timeout:g} s"
         return AbortReason(
-            f"{text}; {found}" if found else text,
+            f"{found}; {text}" if found else text,
             f"rank {self._spec.global_rank}",
             culprits=culprits,
             diagnosis=found,

@@ -197,9 +197,9 @@ def explain(
 
 
 def as_reason(reason: str, verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
-    """Return `reason` with what `verdicts` say, and the ranks at fault."""
+    """Return what `verdicts` say, then `reason`; and the ranks at fault."""
     found, culprits = in_one(verdicts)
-    return f"{reason}; diagnosis: {found}" if found else reason, culprits
+    return f"{found}; {reason}" if found else reason, culprits
 
 
 def by_cause(

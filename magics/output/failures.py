@@ -17,7 +17,6 @@ from rankscope import backends, engines
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.engines import Output, RankError
 from rankscope.engines.errors import impersonal
-from rankscope.engines.status import cause_first
 
 __all__ = [
     "CellError",
@@ -308,9 +307,9 @@ def _op_and_cause(error: RankError) -> tuple[str, str]:
     said = _REMEDY.split(impersonal(error.rank, error.evalue), maxsplit=1)[0]
     if error.is_abort_echo:
         op, _, why = said.partition(_ABORTED)
-        return op, cause_first(why)
+        return op, why
     op, *cause = _TIMED_OUT.split(said, maxsplit=1)
-    return op, cause[0].removeprefix("diagnosis: ") if cause else ""
+    return op, cause[0] if cause else ""
 
 
 def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:

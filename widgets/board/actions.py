@@ -38,7 +38,7 @@ LONGEST, STACKS = 60, 200_000
 TRUNCATED = "(the stacks are longer: `rankscope profile` in a terminal prints all)"
 
 #: The reason of an abort and its author, as the errors on the ranks show them.
-REASON, BY = "requested from the board", "the board"
+REASON, BY = "abort requested from the board", "the board"
 
 _LINE = re.compile(r"cell (\d+) line (\d+)")
 

@@ -9,7 +9,6 @@ from typing import Any
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines.status import cause_first
 
 from ..units import elapsed_text
 from ..wait_graph import wait_graph
@@ -169,9 +168,7 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
         where = ""
         if len(group.reasons) < len(group.base):
             where = f" on {name_ranks(group.reasons)}"
-        told.setdefault(cause_first(reason), []).append(
-            f"{_named(group.key, groups)}{where}"
-        )
+        told.setdefault(reason, []).append(f"{_named(group.key, groups)}{where}")
     sentences = [
         _sentence(f"group{'s' * (len(named) > 1)} {', '.join(named)}: {why}")
         for why, named in told.items()

@@ -214,7 +214,9 @@ def test_an_op_that_times_out_repeats_what_a_diagnosis_found(
             work.wait(30)
         errors.append(told.value)
     assert "(its own timeout): diagnosis at " in str(errors[0])
-    assert "timed out after 0.5 s; diagnosis at " in str(errors[1])
+    assert ": the group was aborted: diagnosis at " in str(errors[1])
+    assert "; all_reduce #1 of " in str(errors[1])
+    assert " timed out after 0.5 s (at " in str(errors[1])
     assert [error.culprits for error in errors] == [(2,), (2,)]
 
 

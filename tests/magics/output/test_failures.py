@@ -197,8 +197,8 @@ TIMEOUT = (
 
 def test_a_timeout_is_one_error_whoever_found_its_cause() -> None:
     """The other ranks were told of the cause, in more words."""
-    cause = "diagnosis: rank 2 has not entered"
-    told = f"all_reduce #1 on rank 1 timed out; {cause} (at 01:37:22, by rank 1)"
+    cause = "rank 2 has not entered"
+    told = f"{cause}; all_reduce #1 on rank 1 timed out (at 01:37:22, by rank 1)"
     errors = [
         error(rank, "DistTimeoutError", TIMEOUT.format(rank, why))
         for rank, why in ((0, told), (1, cause), (3, told))
@@ -208,7 +208,7 @@ def test_a_timeout_is_one_error_whoever_found_its_cause() -> None:
     assert summary_of(errors, remedy=False) == (
         "ranks 0–1, 3: DistTimeoutError: all_reduce #1 of group 'default' "
         "(cell 7 line 3) was not done 4 s after it began (the group's timeout): "
-        "diagnosis: rank 2 has not entered"
+        "rank 2 has not entered"
     )
     assert summary_of(errors).endswith(". The group was aborted; make it usable again")
 
@@ -228,8 +228,7 @@ def test_the_remedy_of_an_abort_is_said_once() -> None:
 
 DIAGNOSED = (
     "{} of group 'default' on rank {} (cell 7 line 3): the group was aborted: "
-    "requested from the board; diagnosis: rank 1 has not entered {} "
-    "(at 18:45:29, by the board); "
+    "rank 1 has not entered {}; abort requested from the board at 18:45:29; "
     f"{REBUILD_HINT}"
 )
 
@@ -267,7 +266,7 @@ def test_a_reason_without_a_diagnosis_is_the_cause() -> None:
 
 
 def test_a_timeout_is_told_in_lines() -> None:
-    said = TIMEOUT.format(1, "diagnosis: rank 2 has not entered")
+    said = TIMEOUT.format(1, "rank 2 has not entered")
     assert tell([error(1, "DistTimeoutError", said)], "").splitlines() == [
         "rank 1: DistTimeoutError: all_reduce #1 of group 'default' (cell 7 line 3) "
         "was not done 4 s after it began (the group's timeout)",

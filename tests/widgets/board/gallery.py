@@ -72,8 +72,7 @@ def hung(name: str) -> tuple[ClusterStatus, list[Verdict]]:
     fault = Fault.MISSING_RANKS if name == ABORTED else Fault(name)
     ranks, verdict = scene(fault)
     if name == ABORTED:
-        author = "(at 08:12:07, by the board)"
-        by = f"requested from the board; diagnosis: {verdict} {author}"
+        by = f"{verdict}; abort requested from the board at 08:12:07"
         made = [_aborted(_status(one), by) for one in ranks]
         return statuses.cluster(*made), []
     made = [_status(one) for one in ranks]

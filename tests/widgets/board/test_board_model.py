@@ -482,7 +482,7 @@ class TestBanner:
         found = model(*status.ranks)
         found.show_verdicts(verdicts)
         found.delta()
-        reason = f"by hand; diagnosis: {verdicts[0]} (at 12:00:00, by the board)"
+        reason = f"{verdicts[0]}; abort requested from the board at 12:00:00"
         gone: dict[str, Any] = {"state": "aborted", "reason": reason}
         done = simulated.op(13)
         found.update(
@@ -502,8 +502,8 @@ class TestBanner:
         assert (rows[2]["verdict"], rows[2]["blame"]) == ("not entered", 1)
         # The cause once, then who aborted.
         assert found.banner().text == (
-            f"Group 'default': {verdicts[0]}; by hand at 12:00:00. "
-            "Rebuild makes it usable again."
+            f"Group 'default': {verdicts[0]}; abort requested from the board at "
+            "12:00:00. Rebuild makes it usable again."
         )
         fresh = group(generation=1, completed=None, started=None, enqueued=None)
         found.update(cluster(*(rank(n, fresh) for n in range(4))), 102.0)
