@@ -200,6 +200,8 @@ class RankEvidence:
     #: Whether its records were read: without them nothing it has issued is known.
     #: (A stack or a line of a log alone does not make a rank "recorded".)
     recorded: bool = False
+    #: Ops that it has in flight are left out: its records have no room for all.
+    overrun: bool = False
     #: The user's innermost line where its main thread is.
     location: SourceLine | None = None
     #: The function of a library that was called there, e.g. ``wait of threading.py``.
@@ -251,6 +253,8 @@ class Evidence:
     at_one_moment: bool = False
     #: Whether ranks of which nothing is known are rather on hosts that were not read.
     may_lack_hosts: bool = False
+    #: The ranks that have written their records, which cannot be read.
+    unread: frozenset[int] = frozenset()
 
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""
@@ -293,4 +297,5 @@ def _join(first: RankEvidence, second: RankEvidence) -> RankEvidence:
         **facts,
         groups={**second.groups, **first.groups},
         recorded=first.recorded or second.recorded,
+        overrun=first.overrun or second.overrun,
     )

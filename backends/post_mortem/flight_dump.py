@@ -11,7 +11,7 @@ from typing import Any
 from .evidence_file import RawFile, UnreadableError
 from .safe_pickle import load_plain
 
-__all__ = ["Dump", "Entry", "looks_like_dump", "read_dump"]
+__all__ = ["Dump", "Entry", "is_cut_off", "looks_like_dump", "ranks_in", "read_dump"]
 
 #: Entries of one dump that are read; torch's ring holds 2,000, unless set otherwise.
 MOST = 2_000_000
@@ -69,6 +69,12 @@ def looks_like_dump(data: bytes) -> bool:
     return head[:1] == b"{" and (b'"entries"' in data or b'"pg_config"' in head)
 
 
+def is_cut_off(data: bytes) -> bool:
+    """Return whether the end of a dump is not there: its rank died while it wrote."""
+    end = b"}" if data.lstrip()[:1] == b"{" else b"."
+    return data.rstrip()[-1:] != end
+
+
 def read_dump(file: RawFile) -> Dump:
     """Return the dump in `file`; raises `UnreadableError`."""
     content = _load(file.data)
@@ -85,7 +91,7 @@ def read_dump(file: RawFile) -> Dump:
         _config(content.get("pg_config") or {}),
         _status(content.get("pg_status") or {}),
         [_entry(entry, number) for number, entry in enumerate(entries)],
-        _ranks_in(file.name),
+        ranks_in(file.name),
         file.modified_ns,
     )
 
@@ -101,7 +107,7 @@ def _load(data: bytes) -> Any:
     return load_plain(data)
 
 
-def _ranks_in(name: str) -> tuple[int, ...]:
+def ranks_in(name: str) -> tuple[int, ...]:
     """Return the numbers of a name, the likeliest rank first.
 
     ``(2, 0)`` for ``nccl_trace_rank_node00_2``, ``(3, 12)`` for ``rank3_12``.

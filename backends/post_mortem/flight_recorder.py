@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..groups.world import DEFAULT
 from ..observe.evidence import (
     Group,
     GroupEvidence,
+    IssuedOp,
     Progress,
     RankEvidence,
 )
@@ -100,6 +102,9 @@ class _Job:
         key = name, text, ranks
         if key not in self.groups:
             shown = text if text not in _UNNAMED else name or "default_pg"
+            if name.split(" ")[0] == DEFAULT and text == "default_pg":
+                # It is our own, which has torch's description for tools of torch.
+                shown = DEFAULT
             self.groups[key] = Group(shown, ranks, name, complete)
         return self.groups[key]
 
@@ -107,13 +112,22 @@ class _Job:
         """Return what is known of one rank."""
         dump = self.dumps[rank]
         status = self._status_by_name(rank)
+        progress = {
+            name: self._progress(dump, name, group, status.get(name))
+            for name, group in self.named[rank].items()
+        }
+        overrun = _is_overrun(dump, progress)
         groups = {}
         for name, group in self.named[rank].items():
-            ops = dump.ops.get(name, [])
+            ops: Sequence[IssuedOp] = dump.ops.get(name, [])
+            if overrun:
+                # Counters alone tell which collective is the first one in flight.
+                counted = progress[name].completed is not None
+                ops = [op for op in ops if counted and not op.is_p2p]
             groups[group] = GroupEvidence(
                 tuple(ops),
-                self._progress(dump, name, group, status.get(name)),
-                lists_all_in_flight=True,
+                progress[name],
+                lists_all_in_flight=not overrun,
                 lists_all=dump.whole,
                 over_is_completed=not (dump.vague or self._is_vague(group)),
             )
@@ -121,6 +135,7 @@ class _Job:
             rank,
             groups,
             recorded=not dump.problem,
+            overrun=overrun,
             read_ns=_read_ns(dump),
             source=dump.dump.path,
         )
@@ -217,6 +232,22 @@ class _Job:
         unknown = [key for key in keys if key not in ids]
         if len(left) == len(unknown) == 1:
             ids[unknown[0]] = left[0]
+
+
+def _is_overrun(dump: RankDump, progress: Mapping[_Name, Progress]) -> bool:
+    """Return whether the ring was too small for what is in flight.
+
+    The collective after the last completed one has no entry, but later ones have.
+    """
+    if dump.whole:
+        return False
+    for name, ops in dump.ops.items():
+        done = progress[name].completed
+        going = (op.seq for op in ops if not op.is_p2p and op.state != "completed")
+        first = min(going, default=None)
+        if done is not None and first is not None and first > done + 1:
+            return True
+    return False
 
 
 def _by_number(names: Sequence[_Name]) -> list[_Name] | None:

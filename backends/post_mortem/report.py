@@ -20,7 +20,7 @@ from ..rank_sets import name_ranks
 from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
 from .files import find_files
-from .flight_dump import looks_like_dump, read_dump
+from .flight_dump import is_cut_off, looks_like_dump, ranks_in, read_dump
 from .flight_rank import RankDump, condense, end_batches_of_one, note_empty_ones
 from .flight_recorder import KIND, evidence_of_dumps
 from .texts import Texts
@@ -145,9 +145,9 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     """
     files: dict[str, EvidenceFile] = {}
     dumps: list[RankDump] = []
-    texts = Texts()
+    texts, unread = Texts(), list[tuple[int, ...]]()
     with _no_collection():
-        _read(paths, files, dumps, texts, times)
+        _read(paths, files, dumps, texts, times, unread)
     ranks, problems = assign_ranks(dumps)
     placed = [one for one in dumps if one.dump.path in ranks]
     used, older = newest_attempt(placed, ranks)
@@ -167,7 +167,13 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
         # No op is too young to hang.
         recorded = [replace(one, read_ns=None) for one in recorded]
     evidence = combine([*recorded, *told], world_size, groups)
-    evidence = replace(evidence, may_lack_hosts=texts.has_facts)
+    evidence = replace(
+        evidence,
+        may_lack_hosts=texts.has_facts,
+        unread=frozenset(
+            next((one for one in named if one not in by_rank), -1) for named in unread
+        ),
+    )
     verdicts = find_root_causes(evidence)
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]
@@ -219,6 +225,7 @@ def _read(
     dumps: list[RankDump],
     texts: Texts,
     times: bool,
+    unread: list[tuple[int, ...]],
 ) -> None:
     for found in find_files(paths):
         if isinstance(found, EvidenceFile):
@@ -232,8 +239,11 @@ def _read(
             try:
                 dumps.append(condense(read_dump(found), times))
                 files[found.path] = EvidenceFile(found.path, KIND)
+                continue
             except UnreadableError as error:
-                files[found.path] = EvidenceFile(found.path, KIND, problem=str(error))
+                problem = str(error)
             except RecursionError:
                 problem = "damaged: lists within lists without end"
-                files[found.path] = EvidenceFile(found.path, KIND, problem=problem)
+            files[found.path] = EvidenceFile(found.path, KIND, problem=problem)
+            if not is_cut_off(found.data):
+                unread.append(ranks_in(found.name))

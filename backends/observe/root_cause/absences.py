@@ -141,9 +141,9 @@ def _held_back(picture: Picture) -> set[Place]:
 def _is_telling(wait: Wait, picture: Picture) -> bool:
     """Return whether it is likely that the ranks of which nothing is known are late.
 
-    All others are in. A minority without records may be what ended the job; a
-    majority is rather a part of the files that is not here. A live rank would answer,
-    and one on a host that was read has left something.
+    All others are in. A few without records may be what ended the job; where there are
+    more, a part of the files is rather not here. A live rank would answer, and one on a
+    host that was read has left something.
     """
     evidence = picture.evidence
     elsewhere = not evidence.ranks.keys() >= set(wait.unknown)
@@ -151,14 +151,14 @@ def _is_telling(wait: Wait, picture: Picture) -> bool:
         evidence.at_one_moment
         or (evidence.may_lack_hosts and elsewhere)
         or wait.ahead
+        or not evidence.unread.isdisjoint(wait.unknown)
         or not picture.stale.isdisjoint(wait.unknown)
     ):
         return False
-    if wait.is_p2p:
-        recorded = [one for one in evidence.ranks.values() if one.recorded]
-        size = evidence.world_size or len(recorded)
-        return 2 * len(recorded) >= size
-    return 2 * len(wait.unknown) <= len(wait.group.ranks)
+    recorded = sum(one.recorded for one in evidence.ranks.values())
+    size = evidence.world_size or recorded
+    few = size - recorded <= max(1, size // 4)
+    return few and (wait.is_p2p or 2 * len(wait.unknown) <= len(wait.group.ranks))
 
 
 def _has_facts(rank: int, picture: Picture) -> bool:

@@ -81,7 +81,8 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
             waits = current.get(members[0], [])
             if waits and all(_is_held_in(wait, current) for wait in waits):
                 full[_meeting(waits[0])].append(waits[0])
-    if causes:
+    if causes or any(one.overrun for one in picture.evidence.ranks.values()):
+        # An op that hangs may be one that is left out.
         return causes
     for waits in full.values():
         ranks = {one for wait in waits for one in (wait.rank, *_others(wait))}

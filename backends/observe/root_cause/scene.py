@@ -140,9 +140,9 @@ class GroupScene:
             done = max(done or 0, over)
         if done is not None:
             self.completed[rank] = done if least is None else min(done, least - 1)
-            unlisted = not evidence.lists_all_in_flight and rank not in self.head
-            if unlisted and self.completed[rank] < self.issued[rank]:
-                self.head[rank] = self.completed[rank] + 1
+            following = self.completed[rank] + 1
+            if not evidence.lists_all_in_flight and following <= self.issued[rank]:
+                self.head[rank] = min(self.head.get(rank, following), following)
 
     def op(self, rank: int, seq: int) -> IssuedOp | None:
         """Return the collective `seq` of `rank`, the first one of a batch."""

@@ -16,7 +16,7 @@ _ONCE_WRONG = {
     "a counter of sends and receives": (11247, 13065, 12418),
     "ids of groups that only some ranks have": (11292, 13549),
     "a batch of one that is over": (10018, 11795),
-    "dumps of a healthy job, read one after the other": (20382, 22187, 22465),
+    "dumps of a healthy job, read one after the other": (20382, 22187, 22465, 71835),
     "a dump that is older, among broadcasts": (100454,),
     "a rank without counters beside a lost host": (100527,),
     "most ranks without counters, and one whose GPU stopped": (90274,),

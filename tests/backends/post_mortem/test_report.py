@@ -160,9 +160,27 @@ def test_a_rank_without_a_file_is_named_only_where_all_others_are_in(
     assert_blames(examine([all_in]), 2, fault=Fault.MISSING_RANKS)
     lost = write(tmp_path / "lost", [one for one in without_rank_2() if one.rank != 0])
     assert_blames(examine([lost]), 2, fault=Fault.MISSING_RANKS)
-    # Most files are somewhere else: nothing is certain.
-    few = write(tmp_path / "few", [one for one in without_rank_2() if one.rank == 0])
-    assert_blames(examine([few]), fault=Fault.UNDECIDED)
+    # Several files are somewhere else: nothing is certain.
+    for rank in 0, 1:
+        there = [one for one in without_rank_2() if one.rank in (0, rank)]
+        few = write(tmp_path / f"few_{rank}", there)
+        assert_blames(examine([few]), fault=Fault.UNDECIDED)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_rank_that_died_while_it_wrote_is_named_and_one_with_a_damaged_file_is_not(
+    tmp_path: Path, as_json: bool
+) -> None:
+    folder = write(tmp_path, without_rank_2(), as_json=as_json)
+    (file,) = (one for one in folder.iterdir() if "2" in one.name)
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+    assert_blames(examine([folder]), 2, fault=Fault.MISSING_RANKS)
+    middle = len(data) // 2
+    file.write_bytes(data[:middle] + b"\xff" * 64 + data[middle + 64 :])
+    report = examine([folder])
+    assert_blames(report, fault=Fault.UNDECIDED)
+    assert list(problems(report)) == [file.name]
 
 
 @pytest.mark.parametrize(
@@ -320,6 +338,20 @@ def test_a_ring_that_lacks_older_entries(tmp_path: Path) -> None:
     for one in found:
         del one.entries[:3]
     assert_blames(examine([write(tmp_path, found)]), 2, fault=Fault.MISSING_RANKS)
+
+
+@pytest.mark.parametrize("active_only", [False, True])
+def test_a_ring_that_lacks_what_is_in_flight(tmp_path: Path, active_only: bool) -> None:
+    """All ranks are in the ops that are left: the one that hangs is an earlier one."""
+    found = ranks()
+    for one in found:
+        one.issue_many(2)
+        one.issue_many(3, done=False)
+        content = one.dump(active_only)
+        content["entries"] = content["entries"][-2:]
+        path = tmp_path / f"nccl_trace_rank_{one.rank}"
+        path.write_bytes(pickle.dumps(content, 2))
+    assert_blames(examine([tmp_path]), fault=Fault.UNDECIDED)
 
 
 def test_archives_have_members_that_are_not_read(tmp_path: Path) -> None:
