@@ -6,13 +6,14 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
-from rankscope.backends.observe.verdicts import Fault, Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
 from rankscope.engines import ClusterStatus, Profile
 from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets import ProfileReport
@@ -33,6 +34,14 @@ def scene(browser: Browser) -> Iterator[Scene]:
     made = Scene(browser, width=1280)
     yield made
     made.close()
+
+
+def _focused(scene: Scene) -> str:
+    """The text of the element of the board that has the focus."""
+    return scene.page.page.evaluate(
+        "() => document.querySelector('.rankscope-live').shadowRoot"
+        ".activeElement?.textContent ?? ''"
+    )
 
 
 def _content(scene: Scene) -> list[dict[str, str]]:
@@ -65,6 +74,26 @@ class TestTable:
         assert scene.texts("banner")[0].startswith(
             "Missing ranks Rank 2 has not entered"
         )
+
+    def test_a_deadlock_has_a_picture_that_can_be_closed(self, scene: Scene) -> None:
+        cycle = (WaitFor(0, 1, "recv #1", "<b>"), WaitFor(1, 0, "recv #1", "pp"))
+        status, (verdict,) = simulated.hang(4, 2)
+        scene.take(status, [replace(verdict, fault=Fault.DEADLOCK, cycle=cycle)])
+        board = scene.page.board()
+        picture = board.get_by_role("img", name="2 ranks wait for each other")
+        assert picture.is_visible()
+        assert picture.locator("b").count() == 0
+        board.get_by_text("Who waits for whom").click()
+        scene.take(status, [replace(verdict, cycle=cycle)])
+        assert not picture.is_visible()
+        scene.take(status, [verdict])
+        assert not board.get_by_text("Who waits for whom").is_visible()
+
+    def test_a_tab_says_the_state_of_its_group(self, scene: Scene) -> None:
+        tab = scene.page.board().get_by_role("tab")
+        assert tab.get_attribute("aria-label") == "default, 4 ranks, idle"
+        scene.take(*simulated.hang(4, 2))
+        assert tab.get_attribute("aria-label") == "default, 4 ranks, in flight"
 
     def test_time_goes_on_without_the_kernel(self, scene: Scene) -> None:
         scene.take(simulated.hang(4, 2)[0])
@@ -255,6 +284,8 @@ class TestButtons:
         (request,) = scene.page.sent()
         assert (request["do"], request["groups"]) == ("abort", ["g0"])
         assert scene.button("Aborting…").is_disabled()
+        # The focus stays where it was, and does not fall to the page.
+        assert _focused(scene) == "Aborting…"
         answer = {"type": "did", "id": request["id"], "ok": True, "text": "Done so."}
         scene.page.play(answer)
         assert scene.button("Abort").is_enabled()
@@ -456,7 +487,7 @@ class TestKeyboard:
     def test_everything_can_be_reached(self, scene: Scene) -> None:
         scene.page.page.locator("body").press("Tab")
         reached = []
-        for _ in range(6):
+        for _ in range(7):
             reached.append(
                 scene.page.page.evaluate(
                     """() => {
@@ -469,8 +500,9 @@ class TestKeyboard:
         assert reached == [
             "Profile",
             "Diagnose",
+            "Abort",
             "Rebuild",
-            "default4",
+            "default, 4 ranks, idle",
             "ranks",
             "Timeline",
         ]

@@ -30,7 +30,9 @@ class Action {
     const { label } = options;
     this.element = make("span", "action");
     this.button = make("button", "main", label(), { type: "button" });
-    this.button.addEventListener("click", () => this.press());
+    this.button.addEventListener("click", () => {
+      if (this.button.getAttribute("aria-disabled") === "false") this.press();
+    });
     this.asked = make("span", "asked");
     this.yes = make("button", "yes", "yes", { type: "button" });
     this.only = make("button", "no", null, { type: "button" });
@@ -51,7 +53,8 @@ class Action {
     // A button that can never work here is absent; one that has to be allowed says how.
     this.element.hidden = this.absent?.() ?? false;
     const able = this.able() && !this.running;
-    if (this.button.disabled === able) this.button.disabled = !able;
+    // Not `disabled`: the focus would fall to the page, and nothing would say why.
+    setAttribute(this.button, "aria-disabled", String(!able));
     setText(this.button, this.running ? this.doing : this.label());
     setAttribute(this.button, "class", this.strong() && able ? "main strong" : "main");
     const { live, headline } = this.board.store;

@@ -11,28 +11,37 @@ export function makeBanner(dismiss) {
   const line = make("p");
   line.append(title, " ", text);
   const more = make("div", "more");
-  const words = make("div", "words", null, { role: "status" });
-  words.append(line, more);
+  const said = make("div", "", null, { role: "status" });
+  said.append(line, more);
+  const graph = make("details", "wait-graph", null, { open: "" });
+  const drawing = make("div");
+  graph.append(make("summary", "", "Who waits for whom"), drawing);
   const hang = make("p", "last quiet");
   const over = make("span");
   const away = make("button", "small", "Dismiss", { type: "button" });
   away.addEventListener("click", dismiss);
   hang.append(over, " ", away);
-  words.append(hang);
+  const words = make("div", "words");
+  words.append(said, graph, hang);
   element.append(shape, words);
   let shown = null;
+  let drawn = null;
   return {
     element,
-    show(mood, name, sentences, last) {
+    show({ mood, title: name, text: sentence, more: others, last, picture = "" }) {
+      const sentences = [sentence, ...others];
+      graph.hidden = !picture;
+      // Made by wait_graph.py, with all names escaped: no text of a rank is markup in it.
+      if (picture !== drawn) drawing.innerHTML = drawn = picture;
       hang.hidden = !last;
       setText(over, (last ?? "").replaceAll("`", ""));
       setAttribute(element, "class", `banner ${moodClass(mood)}`);
       setAttribute(shape, "class", `shape ${moodClass(mood)}`);
       // A screen reader reads a live region when it is written: write changes only.
       setText(title, name);
-      const said = sentences.join("\n");
-      if (said === shown) return;
-      shown = said;
+      const all = sentences.join("\n");
+      if (all === shown) return;
+      shown = all;
       text.replaceChildren(...withCode(sentences[0] ?? ""));
       more.replaceChildren();
       for (const sentence of sentences.slice(1)) {

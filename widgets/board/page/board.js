@@ -2,7 +2,7 @@
 
 import { OUTCOME_SHOWN, makeActions } from "./actions.js";
 import { makeBanner } from "./banner.js";
-import { standing } from "./cells.js";
+import { mapText, standing } from "./cells.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { makeHost } from "./host.js";
 import { goToLine } from "./places.js";
@@ -54,7 +54,7 @@ export class Board {
     this.news = make("div", "news", null, { role: "alert" });
     this.news.hidden = true;
     this.tabs = new Tabs((id) => this.show(id));
-    this.map = make("div", "map", null, { "aria-hidden": "true" });
+    this.map = make("div", "map", null, { role: "img" });
     this.squares = [];
     this.map.addEventListener("click", (event) => this.onMap(event));
     this.table = new Table(this.store);
@@ -139,9 +139,8 @@ export class Board {
   }
 
   drawBanner() {
-    const { mood, title, text, more, groups, last } = this.store.headline;
-    this.banner.show(mood, title, [text, ...more], last);
-    this.follow(groups?.[0]);
+    this.banner.show(this.store.headline);
+    this.follow(this.store.headline.groups?.[0]);
     // The blamed rows may be out of sight among many.
     const rows = this.store.rows.get(this.group) ?? new Map();
     const blamed = [...rows].filter(([, cells]) => cells.blame).map(([rank]) => rank);
@@ -168,6 +167,7 @@ export class Board {
       square.element.className = standing(cells);
       square.element.title = about.slice(about.indexOf("rank"));
     });
+    setAttribute(this.map, "aria-label", mapText(rows));
   }
 
   onMap(event) {

@@ -1,8 +1,9 @@
 // The cells of the table: their texts, and what depends on what.
 
-import { elapsedText, moodClass } from "./text.js";
+import { elapsedText, moodClass, nameRanks, plural } from "./text.js";
 
 const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
+const TOLD = 8; // states of ranks that the text for the map has
 const NARROW = /[ fijlrt.,:;'|()]/g; // letters of about half the width of others
 
 /** Whether a rank runs a cell. */
@@ -22,6 +23,19 @@ export function nameOf(column) {
 /** The classes of a row. */
 export function standing(cells) {
   return `${moodClass(cells.mood)}${cells.blame ? " blamed" : ""}`;
+}
+
+/** What the map of the ranks shows, as a text: those at fault first. */
+export function mapText(rows) {
+  const alike = new Map();
+  for (const [rank, { blame, verdict, state }] of rows) {
+    const key = `${blame ? 0 : 1} ${verdict ?? state}`;
+    alike.set(key, [...(alike.get(key) ?? []), rank]);
+  }
+  const parts = [...alike].sort(([one], [other]) => Math.sign(one[0] - other[0]));
+  const texts = parts.slice(0, TOLD).map(([key, ranks]) => `${nameRanks(ranks)} ${key.slice(2)}`);
+  if (parts.length > TOLD) texts.push("and others");
+  return `map of ${plural(rows.size, "rank")}: ${texts.join("; ")}`;
 }
 
 export function isHidden({ key, drop }, level, single) {

@@ -4,6 +4,7 @@ import { GUTTER, tickText, ticks } from "./scale.js";
 import { W, endOf, isRunning } from "./works.js";
 
 export const AXIS = 20; // px for the times above
+const DARK = "#1a1a1a"; // on the orange of what is in flight, in any theme
 
 function colours(element) {
   const style = getComputedStyle(element);
@@ -94,7 +95,7 @@ function drawLane(view, look, pen, place) {
   const now = view.clock();
   const gap = view.pitch >= 20 ? 4 : view.pitch >= 12 ? 3 : 1.5;
   let covered = -1; // the pixel up to which narrow bars were drawn
-  for (const work of lane.works) {
+  for (const [index, work] of lane.works.entries()) {
     const begun = work[W.created];
     const ended = endOf(work, now);
     if (ended < from || begun > to) continue;
@@ -102,7 +103,10 @@ function drawLane(view, look, pen, place) {
     const right = Math.min(view.width, Math.max(view.xOf(ended), x + 1));
     if (right <= covered) continue; // hidden behind one that is as narrow
     if (right - x <= 1.5) covered = right;
-    drawBar(view, look, pen, work, x, right, top + gap, view.pitch - 2 * gap, now);
+    // The next one may begin before this one has ended: it is drawn over it.
+    const next = lane.works[index + 1]?.[W.created];
+    const free = next === undefined ? right : Math.min(right, Math.max(x, view.xOf(next)));
+    drawBar(view, look, pen, work, x, right, free, top + gap, view.pitch - 2 * gap, now);
   }
   if (view.store.head.dead?.includes(lane.rank)) drawDeath(view, look, pen, lane, place);
 }
@@ -117,13 +121,17 @@ function drawDeath(view, look, pen, lane, place) {
   pen.fillText("dead", Math.round(x) + 7, (place + 0.5) * view.pitch + 0.5);
 }
 
-function drawBar(view, look, pen, work, x, right, top, height, now) {
+/** A bar from `x` to `right`, with its label in front of `free`. */
+function drawBar(view, look, pen, work, x, right, free, top, height, now) {
   const state = view.words[work[W.state]];
   const bad = state === "failed" || state === "timed_out" || state === "aborted";
   const running = isRunning(work);
   const colour = bad ? look.bad : running ? look.late : look.accent;
   const waits = work[W.gathered] < 0 && running ? now : work[W.gathered];
   const turn = Math.min(right, Math.max(x, view.xOf(waits)));
+  // Over a bar that goes on below, a light part would look like a dark one.
+  pen.fillStyle = look.ground;
+  pen.fillRect(x, top, right - x, height);
   pen.fillStyle = colour;
   pen.globalAlpha = 0.3;
   if (turn > x) pen.fillRect(x, top, turn - x, height);
@@ -142,13 +150,13 @@ function drawBar(view, look, pen, work, x, right, top, height, now) {
     pen.lineWidth = chosen ? 1.5 : 1;
     pen.strokeRect(x + 0.5, top + 0.5, Math.max(1, right - x - 1), height - 1);
   }
-  if (height >= 11 && right - x > 20) {
+  if (height >= 11 && free - x > 20) {
     const mark = bad ? "✕ " : running ? "… " : "";
     const label = `${mark}${view.words[work[W.op]]} #${work[W.seq]}`;
     // On the light part, or on the dark one if only that has room.
-    const light = turn - x > right - turn;
-    const [left, end] = light ? [x, turn] : [turn, right];
-    pen.fillStyle = light || bad ? look.text : look.ground;
+    const light = Math.min(turn, free) - x > free - turn;
+    const [left, end] = light ? [x, Math.min(turn, free)] : [turn, free];
+    pen.fillStyle = light || bad ? look.text : running ? DARK : look.ground;
     const text = fitting(pen, [label, `${mark}#${work[W.seq]}`], end - left - 8);
     if (text) pen.fillText(text, left + 5, top + height / 2 + 0.5);
   }
@@ -192,7 +200,10 @@ function drawMissing(view, look, pen, first, last) {
       pen.setLineDash([4, 3]);
       pen.strokeRect(x + 0.5, top + 0.5, right - x, view.pitch - 2 * gap - 1);
       pen.setLineDash([]);
-      if (view.pitch >= 12) {
+      const inOther = lane.works.some(
+        (work) => endOf(work, now) > missing.since && work[W.created] < until,
+      );
+      if (view.pitch >= 12 && !inOther) {
         pen.fillStyle = look.bad;
         const text = `not in ${missing.op} #${missing.seq}`;
         pen.fillText(clip(pen, text, right - x - 8), x + 5, place * view.pitch + view.pitch / 2 + 0.5);

@@ -3,6 +3,10 @@
 import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { moodClass, plural } from "./text.js";
 
+const MOODS = {
+  error: "error", warning: "no answer", working: "in flight", busy: "runs a cell", calm: "idle",
+};
+
 export class Tabs {
   constructor(choose) {
     this.choose = choose;
@@ -32,11 +36,14 @@ export class Tabs {
         this.list.insertBefore(tab.element, this.list.children[place] ?? null);
       }
       const trouble = group.aborted ? "aborted" : group.dead.length ? "rank dead" : "";
+      const state = trouble || MOODS[group.mood];
       setAttribute(tab.shape, "class", `shape ${moodClass(group.mood)}`);
       setText(tab.label, group.label);
       setText(tab.size, String(group.size));
-      const title = [plural(group.size, "rank"), trouble].filter(Boolean).join(", ");
+      const title = [plural(group.size, "rank"), state].filter(Boolean).join(", ");
       setAttribute(tab.element, "title", title);
+      // What its shape says, in words.
+      setAttribute(tab.element, "aria-label", `${group.label}, ${title}`);
     });
   }
 

@@ -65,7 +65,8 @@ export class Timeline {
     for (const [name, about] of [
       ["waits", "waits for the last rank"],
       ["runs", "all ranks are in"],
-      ["flight", "in flight"],
+      ["flight", "in flight, waits"],
+      ["stuck", "in flight, all ranks are in"],
       ["missing", "not entered"],
       ["failed", "failed or aborted"],
     ]) {

@@ -1,4 +1,4 @@
-import { cellText, concerns, isInCell, lengthOf, standing, stayText } from "/widgets/board/page/cells.js";
+import { cellText, concerns, isInCell, lengthOf, mapText, standing, stayText } from "/widgets/board/page/cells.js";
 import { equal, test } from "./harness.js";
 
 test("a cell without a value is empty", () => {
@@ -37,4 +37,13 @@ test("a blamed row says so beside its mood", () => {
 
 test("narrow letters count half", () => {
   equal([lengthOf(""), lengthOf("no answer"), lengthOf("in flight")], [0, 8, 6]);
+});
+
+test("the map has a text, with those at fault first", () => {
+  const waits = { state: "in flight", verdict: "waits for rank 2" };
+  const late = { state: "idle", verdict: "not entered", blame: 1 };
+  const rows = new Map([0, 1, 2, 3, 4].map((rank) => [rank, rank === 2 ? late : waits]));
+  equal(mapText(rows), "map of 5 ranks: rank 2 not entered; ranks 0–1, 3–4 waits for rank 2");
+  for (let rank = 5; rank < 20; rank++) rows.set(rank, { state: `in cell ${rank}` });
+  equal(mapText(rows).endsWith("; rank 10 in cell 10; and others"), true);
 });
