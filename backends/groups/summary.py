@@ -62,6 +62,8 @@ class OpStatus:
     duration: float | None = None
     #: The root, or the other side, as its rank in the group.
     peer: int | None = None
+    #: The tag of a send or receive, ``None`` where there is none.
+    tag: int | None = None
     #: The user's line, e.g. ``cell 7 line 3``.
     source: str = ""
 
@@ -84,7 +86,6 @@ class OpStatus:
             state=state,
             elapsed=(time.time_ns() - begun_ns) / 1e9,
             timeout=record.timeout,
-            peer=record.peer,
         )
 
     @classmethod

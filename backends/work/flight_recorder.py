@@ -86,6 +86,9 @@ class OpEntry:
     collective_seq_id: int
     p2p_seq_id: int
     peer: int | None
+    tag: int | None
+    #: The name of the backend that runs the op, if one does.
+    backend: str
     timeout: float
     started_ns: int
     ended_ns: int
@@ -111,9 +114,17 @@ class OpEntry:
         return self.frames[0] if self.frames else None
 
     def brief(self) -> dict[str, Any]:
-        """Sequence number, op and source line: what a status table shows."""
+        """Number, op, the other side and source line: what a status table shows."""
         source = "" if self.frame is None else recorder.name_source(self.frame)
-        return {"seq": self.seq, "op": self.op_type.value, "source": source}
+        # NCCL has no tags, it matches in order.
+        tagged = self.op_type.is_p2p and self.backend != "nccl"
+        return {
+            "seq": self.seq,
+            "op": self.op_type.value,
+            "source": source,
+            "peer": self.peer,
+            "tag": self.tag if tagged else None,
+        }
 
     def traffic(self) -> dict[str, Any]:
         """Return ``nbytes`` as nccl-tests counts them, ``sizes`` and ``dtypes``.

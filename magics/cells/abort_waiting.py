@@ -65,7 +65,8 @@ def _absent(
     """Return the failed rank that `op` waits for, if there is one."""
     for rank in sorted(set(failed) & views.keys()):
         if op.op in _P2P:
-            if op.peer is None or op.peer == rank:
+            # A rank of the group, not of the world.
+            if op.peer is None or views[rank].ranks.index(rank) == op.peer:
                 return rank
             continue
         last = views[rank].enqueued

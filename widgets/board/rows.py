@@ -9,6 +9,7 @@ from rankscope.backends.work.op_type import algbw, busbw
 from rankscope.engines import GroupStatus, OpStatus, RankStatus
 
 from ..units import bandwidth_text, bytes_text, duration_text
+from .messages import op_text
 
 __all__ = ["NOT_BUILT", "SILENT", "Cells", "as_aborted", "cells", "text"]
 
@@ -138,7 +139,10 @@ def _fill(row: Cells, group: GroupStatus) -> None:
         row["issued"] = group.issued
     op = group.oldest or group.completed
     if op is not None:
-        row["op"] = text(op.op, 40)
+        # A status from another process may have any number.
+        peer = -1 if op.peer is None else op.peer
+        others = group.ranks[peer : peer + 1] if peer >= 0 else ()
+        row["op"] = text(op_text(op.op, others, op.tag), 60)
         if op.seq is not None:
             row["seq"] = f"#{op.seq}"
         if op.source:

@@ -20,6 +20,7 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.work.op_type import payload
 
 from ..units import bytes_text, duration_text
+from .messages import op_text, pair, tag_of
 from .rows import text
 
 __all__ = ["timeline"]
@@ -42,6 +43,8 @@ class _Work:
     created: int
     started: int
     ended: int
+    #: The sends to, or receives from, each rank that one backend call ran.
+    records: Sequence[Record] = ()
     #: When the last rank entered the same collective, by its own record.
     gathered: int = -1
 
@@ -69,11 +72,16 @@ def timeline(
     is at `now_ns`. A lane is one group on one rank. A work is a list::
 
         [created, started, ended, gathered, op, seq, generation, state, line,
-         count, size, peer, error]
+         count, size, root, error, is_p2p]
 
     where ``op``, ``state``, ``line`` and ``size`` are indices into ``words``.
     ``gathered`` is when the last rank of the group entered the collective; the
-    others wait until then.
+    others wait until then. ``messages`` are the sends with their receives, each as the
+    places of two lanes, and of the works in them::
+
+        [lane of the sender, send, lane of the receiver, receive]
+
+    -1 in place of a work says that its rank has not issued it.
     """
     lanes = [
         lane
@@ -99,6 +107,7 @@ def timeline(
             for lane in lanes
         ],
         "missing": _missing(lanes, origin),
+        "messages": _messages(lanes, set(dumps), now_ns),
         "words": list(words),
         **_straggler(waits),
     }
@@ -121,6 +130,7 @@ def _lanes(rank: int, dump: Mapping[str, Any], offset: int, limit: int) -> list[
                 first["time_created_ns"] - offset,
                 _moved(first["time_started_ns"], offset),
                 _moved(first["time_ended_ns"], offset),
+                batch if first["is_p2p"] else (),
             )
         )
     for lane in lanes.values():
@@ -217,6 +227,51 @@ def _end(works: Sequence[_Work], origin: int) -> int:
     return -1 if -1 in ends else max(ends) - origin
 
 
+# -- sends and receives ------------------------------------------------------------
+
+#: Nanoseconds after which the other side of a message counts as not issued: the records
+#: of the ranks are not taken at one moment.
+_SURELY = 1_000_000_000
+
+
+def _messages(lanes: Sequence[_Lane], known: set[int], now_ns: int) -> list[list[int]]:
+    """Return the messages of which both ranks are known; see `timeline`."""
+    found: list[list[int]] = []
+    places = {
+        (lane.group, lane.members, lane.rank): place for place, lane in enumerate(lanes)
+    }
+    issued: dict[tuple[Any, ...], dict[int, list[tuple[Record, tuple[int, int]]]]] = {}
+    for place, lane in enumerate(lanes):
+        if not lane.members:
+            continue
+        for number, work in enumerate(lane.works):
+            for record in work.records:
+                key = (lane.group, lane.members, record["generation"])
+                by_rank = issued.setdefault(key, {})
+                by_rank.setdefault(lane.rank, []).append((record, (place, number)))
+    for (group, members, _), by_rank in issued.items():
+        # A rank that is known, and has issued none in this generation, has all there.
+        of_group = {
+            rank: by_rank.get(rank, ())
+            for rank in members
+            if rank in known and (group, members, rank) in places
+        }
+        for sender, receiver, send, receive in pair(members, of_group):
+            if send is None or receive is None:
+                there = send or receive
+                assert there is not None
+                work = lanes[there[0]].works[there[1]]
+                done = work.record["state"] == "completed"
+                # A message that came was sent: its record is lost. One that was sent
+                # and is on its way may have a receive whose record is lost.
+                lost = done and (send is None or not of_group[receiver])
+                if lost or now_ns - work.created < _SURELY:
+                    continue
+            here = places[group, members, sender], places[group, members, receiver]
+            found.append([*(send or (here[0], -1)), *(receive or (here[1], -1))])
+    return found
+
+
 def _straggler(waits: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Name the rank that cost the others most time, if most of it is its own."""
     none = {"straggler": None, "summary": ""}
@@ -248,23 +303,35 @@ def _pack(
     def after(time_ns: int) -> int:
         return time_ns - origin if time_ns >= 0 else -1
 
-    peer = record["peer"]
+    peer, is_p2p = record["peer"], record["is_p2p"]
     error = record["error"]
     return [
         work.created - origin,
         after(work.started),
         after(work.ended),
         after(work.gathered),
-        word(record["op"]),
+        word(_op(work, lane.members)),
         sequence_number(record),
         record["generation"],
         word(record["state"]),
         word(record["frame"]["source"]),
         work.count,
         word(_size(record, len(lane.members))),
-        lane.members[peer] if peer is not None and lane.members else None,
+        None if is_p2p or peer is None or not lane.members else lane.members[peer],
         text(error, 300) if error else None,
+        int(is_p2p),
     ]
+
+
+def _op(work: _Work, members: Sequence[int]) -> str:
+    """Return what the op is called; of a send, to whom."""
+    record = work.record
+    peers = [one["peer"] for one in work.records]
+    if not members or None in peers:
+        peers = []
+    others = sorted({members[peer] for peer in peers})
+    tags = {tag_of(one) for one in work.records}
+    return op_text(record["op"], others, tags.pop() if len(tags) == 1 else None)
 
 
 def _size(record: Record, ranks: int) -> str:

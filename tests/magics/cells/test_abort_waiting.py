@@ -74,6 +74,13 @@ def test_a_receiver_waits_in_vain_for_its_own_peer_only(
     assert stuck(*ranks, failed={2}, running={0, 1}) == expected
 
 
+def test_the_peer_of_a_receive_is_a_rank_of_its_group() -> None:
+    """Its rank 1 is rank 2 of the world here."""
+    far = waiting(op="recv", peer=1, name="pp", ranks=(1, 2))
+    ranks = [rank(1, far), rank(2, group(name="pp", ranks=(1, 2)))]
+    assert stuck(*ranks, failed={2}, running={1}) == [("pp", (1,), 2)]
+
+
 def test_a_dead_rank_is_left_to_the_cluster() -> None:
     ranks = [rank(0, waiting()), rank(2, group(), state="dead")]
     assert stuck(*ranks, failed={2}, running={0}) == []

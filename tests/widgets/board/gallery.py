@@ -84,7 +84,7 @@ def hung(name: str) -> tuple[ClusterStatus, list[Verdict]]:
 
 def shown(browser: Browser, name: str) -> Scene:
     """Return a page with the board of the picture `name`."""
-    found = Scene(browser, width=_WIDTH, height=360)
+    found = Scene(browser, width=_WIDTH, height=480)
     # No second passes between the update and the picture.
     found.page.page.evaluate(
         "() => { const now = performance.now(); performance.now = () => now; }"
@@ -209,6 +209,7 @@ def _op(one: Simulated, place: int) -> OpStatus:
         record.seq,
         source=source,
         peer=record.peer,
+        tag=record.tag,
         **record.traffic(),
     )
     if work.is_completed():

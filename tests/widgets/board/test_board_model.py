@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
-from rankscope.engines import ClusterStatus, RankStatus
+from rankscope.engines import ClusterStatus, OpStatus, RankStatus
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.widgets.board.columns import shown
@@ -94,6 +94,18 @@ class TestRows:
         row = self.row(rank(0, group()))
         assert (row["state"], row["seq"]) == ("idle", "#14")
         assert "since" not in row
+
+    def test_sends_and_receives_say_with_whom(self) -> None:
+        def said(one: OpStatus, ranks: tuple[int, ...] = (4, 6)) -> object:
+            return self.row(rank(4, group(ranks=ranks, completed=one)))["op"]
+
+        # The peer is a rank of the group.
+        assert said(op("send", 3, peer=1, tag=7)) == "send → 6 tag 7"
+        assert said(op("recv", 3, peer=1)) == "recv ← 6"
+        assert said(op("recv", 3, tag=0)) == "recv tag 0"
+        assert said(op("broadcast", 3, peer=1)) == "broadcast"
+        # As another process may send it.
+        assert said(op("send", 3, peer=-1)) == said(op("send", 3, peer=9)) == "send"
 
     def test_in_a_cell(self) -> None:
         row = self.row(rank(0, group(), state="busy", cell=7, busy_for=3.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rankscope.backends import OpType
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
@@ -42,3 +44,93 @@ def test_groups_of_one_name_have_lanes_of_their_own() -> None:
         ("tp", [0, 1], 0),
         ("tp", [0, 2], 0),
     ]
+
+
+class TestMessages:
+    """Arrows from sends to their receives: never one that may be wrong."""
+
+    @staticmethod
+    def _dump(rank: int, *ops: tuple[str, int, int, bool], **fields: Any) -> Any:
+        """The dump of a rank with sends and receives: op, peer, tag, whether done."""
+        records = [
+            {
+                **simulated.record(
+                    0, seq * 1000, seq * 1000, seq * 1000 + 500 if done else 0
+                ),
+                **{"op": op, "is_p2p": True, "p2p_seq_id": seq, "peer": peer},
+                **{"tag": tag, "state": "completed" if done else "started"},
+                **fields,
+            }
+            for seq, (op, peer, tag, done) in enumerate(ops, 1)
+        ]
+        groups = {"default": {"name": "default", "ranks": [4, 5, 6]}}
+        return {"rank": rank, "groups": groups, "records": records}
+
+    @staticmethod
+    def _arrows(*dumps: Any) -> list[tuple[str, str]]:
+        """From which op to which one: ``("4 send → 5 tag 0 #1", "5 not issued")``."""
+        by_rank = {dump["rank"]: dump for dump in dumps}
+        found = timeline(by_rank, {}, 9_000_000_000)
+
+        def side(lane: int, place: int) -> str:
+            lane_of = found["lanes"][lane]
+            if place < 0:
+                return f"{lane_of['rank']} not issued"
+            work = lane_of["works"][place]
+            return f"{lane_of['rank']} {found['words'][work[4]]} #{work[5]}"
+
+        return sorted((side(*one[:2]), side(*one[2:])) for one in found["messages"])
+
+    def test_they_are_counted_per_pair_and_tag(self) -> None:
+        sender = self._dump(
+            4, ("send", 1, 0, True), ("send", 1, 7, True), ("send", 1, 0, True)
+        )
+        receiver = self._dump(
+            5, ("recv", 0, 7, True), ("recv", 0, 0, True), ("recv", 0, 0, True)
+        )
+        assert self._arrows(sender, receiver) == [
+            ("4 send → 5 tag 0 #1", "5 recv ← 4 tag 0 #2"),
+            ("4 send → 5 tag 0 #3", "5 recv ← 4 tag 0 #3"),
+            ("4 send → 5 tag 7 #2", "5 recv ← 4 tag 7 #1"),
+        ]
+
+    def test_nccl_has_no_tags(self) -> None:
+        sender = self._dump(4, ("send", 1, 3, True), backend="nccl")
+        receiver = self._dump(5, ("recv", 0, 0, True), backend="nccl")
+        assert self._arrows(sender, receiver) == [("4 send → 5 #1", "5 recv ← 4 #1")]
+
+    def test_an_op_without_its_other_side_ends_where_nobody_is(self) -> None:
+        sender = self._dump(4, ("send", 1, 0, False))
+        receiver = self._dump(5, ("recv", 2, 0, False))
+        third = self._dump(6)
+        assert self._arrows(sender, receiver, third) == [
+            ("4 send → 5 tag 0 #1", "5 not issued"),
+            ("6 not issued", "5 recv ← 6 tag 0 #1"),
+        ]
+
+    def test_an_op_of_this_moment_is_not_missed_yet(self) -> None:
+        sender = self._dump(4, ("send", 1, 0, False), time_created_ns=8_500_000_000)
+        assert self._arrows(sender, self._dump(5)) == []
+
+    def test_nothing_is_said_where_records_are_lost(self) -> None:
+        sender = self._dump(4, *[("send", 1, 0, True)] * 3)
+        receiver = self._dump(5, *[("recv", 0, 0, True)] * 3)
+        assert len(self._arrows(sender, receiver)) == 3
+        del receiver["records"][0]
+        assert self._arrows(sender, receiver) == []
+        # That of a dead rank is not there at all.
+        assert self._arrows(sender) == []
+
+    def test_nothing_is_said_of_what_came_and_of_what_is_on_its_way(self) -> None:
+        sender = self._dump(4, ("send", 1, 0, True))
+        receiver = self._dump(5, ("recv", 2, 0, True))
+        assert self._arrows(sender, self._dump(5), self._dump(6)) == []
+        assert self._arrows(self._dump(4), receiver, self._dump(6)) == []
+
+    def test_nothing_is_said_where_a_message_of_any_rank_is_taken(self) -> None:
+        sender = self._dump(4, ("send", 1, 0, False), ("send", 1, 1, False))
+        receiver = self._dump(5, ("recv", 0, 0, False), ("recv", 0, 1, False))
+        receiver["records"][0]["peer"] = None
+        assert self._arrows(sender, receiver) == [
+            ("4 send → 5 tag 1 #2", "5 recv ← 4 tag 1 #2")
+        ]

@@ -5,6 +5,9 @@ import { W, endOf, isRunning } from "./works.js";
 
 export const AXIS = 20; // px for the times above
 const DARK = "#1a1a1a"; // on the orange of what is in flight, in any theme
+const HEAD = 6; // px of the head of an arrow
+const STUB = 16; // px to the right of an arrow whose other end is not there
+const MOST_ARROWS = 300; // in sight; more would cover the bars
 
 function colours(element) {
   const style = getComputedStyle(element);
@@ -51,6 +54,7 @@ export function drawTimeline(view) {
   drawGrid(view, look, pen, first * view.pitch, last * view.pitch);
   for (let place = first; place < last; place++) drawLane(view, look, pen, place);
   drawMissing(view, look, pen, first, last);
+  drawMessages(view, look, pen, first, last);
   drawMeeting(view, look, pen);
   if (view.lanes.length === 0 || view.lanes.every((lane) => lane.works.length === 0)) {
     pen.fillStyle = look.quiet;
@@ -152,12 +156,17 @@ function drawBar(view, look, pen, work, x, right, free, top, height, now) {
   }
   if (height >= 11 && free - x > 20) {
     const mark = bad ? "✕ " : running ? "… " : "";
-    const label = `${mark}${view.words[work[W.op]]} #${work[W.seq]}`;
+    const op = view.words[work[W.op]];
+    const number = ` #${work[W.seq]}`;
+    // "send → 2 tag 0", or its beginning: whom it is for is told before its number.
+    const untagged = op.replace(/ tag \d+$/, "");
+    const short = work[W.isP2p] ? [op, untagged, untagged.replace(/^\w+ /, "")] : [];
     // On the light part, or on the dark one if only that has room.
     const light = Math.min(turn, free) - x > free - turn;
     const [left, end] = light ? [x, Math.min(turn, free)] : [turn, free];
     pen.fillStyle = light || bad ? look.text : running ? DARK : look.ground;
-    const text = fitting(pen, [label, `${mark}#${work[W.seq]}`], end - left - 8);
+    const labels = [op + number, ...short, number.trim()].map((one) => mark + one);
+    const text = fitting(pen, labels, end - left - 8);
     if (text) pen.fillText(text, left + 5, top + height / 2 + 0.5);
   }
 }
@@ -210,6 +219,62 @@ function drawMissing(view, look, pen, first, last) {
       }
     }
   }
+}
+
+/** Arrows from sends to their receives; of very many, those of the selected work. */
+function drawMessages(view, look, pen, first, last) {
+  const now = view.clock();
+  const [since, until] = view.shown;
+  const places = new Map(view.lanes.map((lane, place) => [lane, place]));
+  const selected = [view.chosen?.work, view.pointed?.work];
+  const isOf = ({ from, to }) =>
+    selected.some((work) => work && (work === from.work || work === to.work));
+  const span = ({ from, to }) => [
+    (from.work ?? to.work)[W.created],
+    to.work ? endOf(to.work, now) : endOf(from.work, now),
+  ];
+  const inSight = view.messages.filter((message) => {
+    const [begun, ended] = span(message);
+    const rows = [places.get(message.from.lane), places.get(message.to.lane)];
+    return ended >= since && begun <= until && Math.max(...rows) >= first && Math.min(...rows) < last;
+  });
+  const drawn = inSight.length > MOST_ARROWS ? inSight.filter(isOf) : inSight;
+  pen.save();
+  pen.beginPath();
+  pen.rect(GUTTER, 0, view.width - GUTTER, view.lanes.length * view.pitch);
+  pen.clip();
+  for (const message of drawn) {
+    const { from, to } = message;
+    const [begun, ended] = span(message).map((time) => view.xOf(time));
+    const [y, aim] = [from, to].map(({ lane }) => (places.get(lane) + 0.5) * view.pitch);
+    const single = !from.work || !to.work;
+    // Where a side is not issued there is no end: a stub, beside the bar's beginning.
+    const x = single ? Math.max(GUTTER, begun) : begun;
+    const running = single && isRunning(from.work ?? to.work);
+    pen.strokeStyle = pen.fillStyle = running ? look.badText : look.text;
+    pen.globalAlpha = isOf(message) || running ? 1 : 0.6;
+    drawArrow(pen, x, y, single ? x + STUB : ended, aim, single);
+  }
+  pen.restore();
+}
+
+function drawArrow(pen, x, y, toX, toY, dashed) {
+  const angle = Math.atan2(toY - y, toX - x);
+  const [back, side] = [angle + Math.PI - 0.4, angle + Math.PI + 0.4];
+  pen.lineWidth = 1.25;
+  pen.setLineDash(dashed ? [4, 3] : []);
+  pen.beginPath();
+  pen.moveTo(x, y);
+  pen.lineTo(toX, toY);
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.beginPath();
+  pen.moveTo(toX, toY);
+  pen.lineTo(toX + HEAD * Math.cos(back), toY + HEAD * Math.sin(back));
+  pen.lineTo(toX + HEAD * Math.cos(side), toY + HEAD * Math.sin(side));
+  pen.closePath();
+  if (dashed) pen.stroke();
+  else pen.fill();
 }
 
 /** For the selected work: a line where the last rank entered. */

@@ -6,7 +6,8 @@ import { AXIS, drawTimeline } from "./draw.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { GUTTER, panned, timeAt, xOf, zoomed } from "./scale.js";
 import {
-  W, describeWork, extentOf, isRunning, nearest, recentOf, twinOf, workNear,
+  W, describeMessages, describeWork, extentOf, isRunning, messagesOf, nearest, recentOf,
+  twinOf, workNear,
 } from "./works.js";
 
 const TALLEST = 360; // px of lanes before they scroll
@@ -19,6 +20,7 @@ export class Timeline {
     this.group = null;
     this.every = false; // whether lanes of all groups are shown
     this.lanes = [];
+    this.messages = []; // sends with their receives
     this.window = null; // [from, to] in ns, or null: the last works
     this.span = null;
     this.chosen = null; // {lane, work}
@@ -69,9 +71,11 @@ export class Timeline {
       ["stuck", "in flight, all ranks are in"],
       ["missing", "not entered"],
       ["failed", "failed or aborted"],
+      ["message", "from a send to its receive; dashed: not issued"],
     ]) {
       const item = make("span");
       item.append(make("i", name, null, { "aria-hidden": "true" }), about);
+      if (name === "message") this.messageKey = item;
       legend.append(item);
     }
     this.element.append(tools, this.scroll, legend, this.detail, this.tip);
@@ -115,10 +119,12 @@ export class Timeline {
           this.every || (lane.group === this.group?.name && lane.ranks.join() === here),
       );
       this.words = data.words;
+      this.messages = messagesOf(data, this.lanes);
       setText(this.summary, data.summary);
     }
     // The same work in the new data, if it is still there.
     this.chosen = chosen && twinOf(this.lanes, chosen.lane, chosen.work);
+    this.messageKey.hidden = this.messages.length === 0;
     this.layOut();
     this.request();
     if (data && !this.looked) this.reveal(data.straggler ?? data.missing[0]?.ranks[0]);
@@ -334,7 +340,8 @@ export class Timeline {
 
   describe(found) {
     const group = this.every ? found.lane.group : null;
-    return describeWork(found, this.lanes, this.words, this.clock(), group);
+    const { title, facts } = describeWork(found, this.lanes, this.words, this.clock(), group);
+    return { title, facts: [...facts, ...describeMessages(this.messages, found, this.words)] };
   }
 
   showTip(found, event) {

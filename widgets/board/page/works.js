@@ -7,7 +7,7 @@ import { durationText } from "./text.js";
 // The places in a work's list; see timeline.py.
 export const W = {
   created: 0, started: 1, ended: 2, gathered: 3, op: 4, seq: 5, generation: 6,
-  state: 7, line: 8, count: 9, size: 10, peer: 11, error: 12,
+  state: 7, line: 8, count: 9, size: 10, root: 11, error: 12, isP2p: 13,
 };
 
 export function isRunning(work) {
@@ -55,7 +55,8 @@ function sameGroup(one, other) {
 export function twinOf(lanes, lane, work) {
   const twin = lanes.find((other) => other.rank === lane.rank && sameGroup(other, lane));
   const same = (other) =>
-    other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation];
+    other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation] &&
+    other[W.isP2p] === work[W.isP2p] && (!work[W.isP2p] || other[W.op] === work[W.op]);
   const found = twin?.works.find(same);
   return found ? { lane: twin, work: found } : null;
 }
@@ -94,10 +95,35 @@ export function describeWork({ lane, work }, lanes, words, now, group) {
   }
   const size = words[work[W.size]];
   if (size) facts.push(size);
-  if (work[W.peer] !== null) facts.push(`rank ${work[W.peer]} is root or peer`);
+  if (work[W.root] !== null) facts.push(`rank ${work[W.root]} is the root`);
   facts.push(words[work[W.line]]);
   if (work[W.error]) facts.push(work[W.error]);
   return { title: `${count}${words[work[W.op]]} #${work[W.seq]}`, facts };
+}
+
+/**
+ * The messages of some lanes, as {from: {lane, work}, to: {lane, work}}: sends with their
+ * receives. A work is null where its rank has not issued it.
+ */
+export function messagesOf(data, lanes) {
+  const shown = new Set(lanes);
+  const side = (lane, work) => ({ lane: data.lanes[lane], work: data.lanes[lane].works[work] ?? null });
+  return data.messages
+    .map(([sender, send, receiver, receive]) => ({ from: side(sender, send), to: side(receiver, receive) }))
+    .filter(({ from, to }) => shown.has(from.lane) && shown.has(to.lane));
+}
+
+/** What a send or receive tells of its other side: a sentence for each message of it. */
+export function describeMessages(messages, { lane, work }, words) {
+  return messages.flatMap(({ from, to }) => {
+    const mine = from.lane === lane && from.work === work;
+    if (!mine && !(to.lane === lane && to.work === work)) return [];
+    const other = mine ? to : from;
+    const what = mine ? "receive" : "send";
+    const who = `rank ${other.lane.rank}`;
+    if (other.work === null) return [`${who} has not issued its ${what}`];
+    return [`its ${what} is ${words[other.work[W.op]]} #${other.work[W.seq]} on ${who}, ${words[other.work[W.line]]}`];
+  });
 }
 
 function pad(from, to) {

@@ -1,15 +1,18 @@
 import {
-  W, describeWork, endOf, extentOf, nearest, recentOf, twinOf, workNear,
+  W, describeMessages, describeWork, endOf, extentOf, messagesOf, nearest, recentOf, twinOf,
+  workNear,
 } from "/widgets/board/page/works.js";
 import { equal, test } from "./harness.js";
 
 const WORDS = ["all_reduce", "completed", "cell 3 line 2", "4 MiB float32", "started"];
+const [SEND, RECV] = [WORDS.push("send → 1 tag 0") - 1, WORDS.push("recv ← 0 tag 0") - 1];
 const MS = 1e6;
 
 /** A work of all_reduce, from one time to another; -1: it is in flight. */
-function work(created, ended, { seq = 1, gathered = -1, generation = 0, error = null } = {}) {
+function work(created, ended, { seq = 1, gathered = -1, generation = 0, error = null, op = 0 } = {}) {
   const state = ended < 0 ? 4 : 1;
-  return [created, created, ended, gathered, 0, seq, generation, state, 2, 1, 3, null, error];
+  const isP2p = Number(op > 0);
+  return [created, created, ended, gathered, op, seq, generation, state, 2, 1, 3, null, error, isP2p];
 }
 
 function lane(rank, works, ranks = [0, 1], group = "default") {
@@ -64,4 +67,26 @@ test("a work in flight says for how long, and an error why", () => {
   const one = lane(0, [work(0, -1, { error: "by hand" })]);
   const { facts } = describeWork({ lane: one, work: one.works[0] }, [one], WORDS, 3 * MS, "tp");
   equal(facts, ["rank 0", "group tp", "started, for 3.00 ms", "4 MiB float32", "cell 3 line 2", "by hand"]);
+});
+
+test("a send is no twin of the collective with its number", () => {
+  const [sent, reduced, gave] = [work(0, 9, { op: SEND }), work(0, 9), work(0, 9, { op: SEND })];
+  const [here, there] = [lane(0, [sent]), lane(1, [reduced, gave])];
+  equal(twinOf([here, there], there, sent).work === gave, true);
+  equal(twinOf([here, lane(1, [reduced])], lane(1, []), sent), null);
+});
+
+test("both sides of a message tell of each other", () => {
+  const [sent, got, lost] = [work(0, 9, { op: SEND }), work(3, 9, { op: RECV, seq: 2 }), work(9, -1, { op: SEND })];
+  const data = {
+    lanes: [lane(0, [sent, lost]), lane(1, [got]), lane(2, [])],
+    messages: [[0, 0, 1, 0], [0, 1, 2, -1]],
+  };
+  const [here, there] = data.lanes;
+  const messages = messagesOf(data, data.lanes);
+  const said = (lane, work) => describeMessages(messages, { lane, work }, WORDS);
+  equal(said(here, sent), ["its receive is recv ← 0 tag 0 #2 on rank 1, cell 3 line 2"]);
+  equal(said(there, got), ["its send is send → 1 tag 0 #1 on rank 0, cell 3 line 2"]);
+  equal(said(here, lost), ["rank 2 has not issued its receive"]);
+  equal(messagesOf(data, [here, there]).length, 1);
 });
