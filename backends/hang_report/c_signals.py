@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from typing import Any
 
 __all__ = ["PausedHandler", "end_by", "handle_by", "is_free", "is_handled_by", "sleep"]
@@ -54,6 +55,8 @@ def end_by(number: int) -> None:
     """End this process by a signal."""
     handle_by(number, None)
     os.kill(os.getpid(), number)
+    # Another thread may take it: this one does nothing more.
+    time.sleep(1)
 
 
 class PausedHandler:

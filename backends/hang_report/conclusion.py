@@ -17,12 +17,29 @@ from ..rank_sets import name_ranks
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_facts
 
-__all__ = ["Conclusion", "add_absent_ranks", "conclude"]
+__all__ = [
+    "MAIN_AT",
+    "Conclusion",
+    "add_absent_ranks",
+    "conclude",
+    "death_by_signal",
+    "read_stacks",
+]
 
 #: Bytes of one rank's stacks, and of its last words, that are copied.
 _LARGEST = 1 << 20
 _LARGEST_WORDS = 64 << 20
 _FATAL = re.compile(r"Fatal Python error: (.{1,80})")
+#: Stands before the line of the main thread, where the thread that crashed has none.
+MAIN_AT = "with its main thread at"
+#: What `faulthandler` calls signals.
+_SIGNALS = {
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+    "Segmentation fault": "SIGSEGV",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
             continue
         words = meeting.last_words(rank)
         stacks = meeting.folder / f"{STACKS}{rank}.txt"
-        text = _read(stacks)
+        text = read_stacks(stacks)
         if (words / f"{FACTS}{rank}.json").exists():
             # Last words are about the end itself.
             for path in words.iterdir():
@@ -61,15 +78,46 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
             "has_ended": not meeting.lives(rank),
         }
         if facts["has_ended"]:
-            fatal = _FATAL.search(text)
-            how = f" with {fatal[1]}" if fatal else ""
-            default = f"rank {rank} is dead: its process has ended{how}"
-            facts["death"] = default if how else deaths.get(rank, default)
+            default = f"rank {rank} is dead: its process has ended"
+            facts["death"] = death_by_signal(rank, text) or deaths.get(rank, default)
         write_facts(folder, rank, facts)
     for rank, death in deaths.items():
         # It is on another host, or ended before it had begun here.
         if not (folder / f"{FACTS}{rank}.json").exists():
             write_facts(folder, rank, {"has_ended": True, "death": death})
+
+
+def death_by_signal(rank: int, text: str) -> str:
+    """Return how a crash ended a rank, by what `faulthandler` wrote; empty: none did.
+
+    ``rank 1 is dead: ended by SIGSEGV at train.py:7``: the line of the thread that got
+    the signal, where it runs Python code of the user; else that of the main thread.
+    """
+    from ..post_mortem.stacks import main_thread, threads_in
+    from ..post_mortem.user_frames import position
+
+    fatal = _FATAL.search(text)
+    if fatal is None:
+        return ""
+    death = f"rank {rank} is dead: ended by {_SIGNALS.get(fatal[1], fatal[1])}"
+    _, current, rest = text.partition("Current thread ")
+    for at, part in ("at", current + rest), (MAIN_AT, text):
+        for process in threads_in(part.splitlines()):
+            threads = process.threads
+            thread = threads[0] if at == "at" else main_thread(threads, process.cut)
+            if thread is not None and any(one.is_users for one in thread.frames):
+                return f"{death} {at} {position(thread.frames)[0]}"
+    return death
+
+
+def read_stacks(path: Path) -> str:
+    """Return what a file of stacks has, as far as it is read; empty without it."""
+    with (
+        contextlib.suppress(OSError),
+        path.open(encoding="utf-8", errors="replace") as f,
+    ):
+        return f.read(_LARGEST)
+    return ""
 
 
 def _deaths() -> dict[int, str]:
@@ -80,15 +128,6 @@ def _deaths() -> dict[int, str]:
         if how and len(reason.culprits) == 1:
             found[reason.culprits[0]] = f"rank {reason.culprits[0]} is dead: {how}"
     return found
-
-
-def _read(path: Path) -> str:
-    with (
-        contextlib.suppress(OSError),
-        path.open(encoding="utf-8", errors="replace") as f,
-    ):
-        return f.read(_LARGEST)
-    return ""
 
 
 def conclude(folder: Path, others_wait: bool) -> Conclusion:

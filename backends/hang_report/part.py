@@ -52,6 +52,7 @@ def write_part(
     in_flight: bool = False,
     failed: bool = False,
     final: bool = False,
+    death: str = "",
     dump: Callable[[], Mapping[str, Any]] = local_dump,
 ) -> None:
     """Write this rank's part; the facts come last, so that a peer knows it is whole.
@@ -75,6 +76,8 @@ def write_part(
         Whether the op in which it waited has failed just now.
     final
         Whether the job ends now: the youngest op that is in flight hangs, too.
+    death
+        How its process is about to end, as a clause with the rank.
     dump
         Returns what `local_dump` does.
     """
@@ -103,6 +106,7 @@ def write_part(
         "final": final,
         "has_ended": ended,
         "has_left": ended and error is None,
+        "death": death or None,
         "recorded": recorded,
         "rendezvous": None if ended else _making(place.address),
         "exception": _exception(error, ended),

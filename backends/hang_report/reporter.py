@@ -242,7 +242,10 @@ class Reporter:
     def _look_at_ops(self, joined: HostRank) -> None:
         joined.tell_signal()
         since = self._waiting.since()
-        if since is None or time.time() - since < self._after or self._is_attended():
+        if since is None:
+            return
+        joined.reports.interrupt_crashes()
+        if time.time() - since < self._after or self._is_attended():
             return
         if not joined.reports.are_told(Wish("stall")):
             joined.reports.request(Wish("stall"))

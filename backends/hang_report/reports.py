@@ -12,11 +12,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .conclusion import Conclusion, add_absent_ranks, conclude
+from ..groups.inquiry import main_thread_place
+from .conclusion import (
+    MAIN_AT,
+    Conclusion,
+    add_absent_ranks,
+    conclude,
+    death_by_signal,
+    read_stacks,
+)
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_part
 from .place import Place
@@ -29,6 +37,8 @@ __all__ = ["VERDICT_WAIT", "Reports", "Request", "Wish", "say_on_stderr", "until
 #: which they write their stacks, for which they get as much again.
 PART_WAIT = 0.8
 STACKS_WAIT = 0.4
+#: Seconds after which the thread of a rank that crashes cannot run.
+CRASH_WAIT = 1.5
 #: Seconds that a rank waits for the verdict: then it goes on without it.
 VERDICT_WAIT = 6.0
 #: Seconds after an error in which the errors of other ranks follow from it.
@@ -147,6 +157,27 @@ class Reports:
             # A part that came late has made it anew.
             self._remove(Path(request.folder))
 
+    def interrupt_crashes(self) -> None:
+        """End the sleep in which peers end that crash: no thread runs where the GIL is.
+
+        See `silent`. A signal that has a handler, as the one for stacks, ends it.
+        """
+        meeting = self._meeting
+        for path in meeting.folder.glob(f"{STACKS}*.txt"):
+            with contextlib.suppress(OSError, ValueError):
+                status, rank = path.stat(), int(path.stem.removeprefix(STACKS))
+                old = time.time() - status.st_mtime > CRASH_WAIT
+                if status.st_size and old and death_by_signal(rank, read_stacks(path)):
+                    self._request_stacks(rank, meeting.known()[rank])
+
+    def _request_stacks(self, rank: int, about: Mapping[str, Any]) -> bool:
+        """Send a rank its signal; return whether it has one, and lives."""
+        number, pid = about.get("signal"), about.get("pid")
+        if type(number) is int and type(pid) is int and self._meeting.lives(rank):
+            request_stacks(pid, number)
+            return True
+        return False
+
     def leave_words(self, error: BaseException | None) -> None:
         """Leave what is known of this rank for reports after its end."""
         words = self._meeting.last_words(self._meeting.rank)
@@ -187,15 +218,27 @@ class Reports:
         folder = Path(request.folder)
         folder.mkdir(parents=True, exist_ok=True)
         failed = wish.reason == "error"
+        waits = self._waiting.since() is not None
+        death = ""
+        if wish.reason == "crash" and not waits:
+            # In an op, its library gives up: that it waited is what counts.
+            mine = self._meeting.folder / f"{STACKS}{self._meeting.rank}.txt"
+            death = death_by_signal(self._meeting.rank, read_stacks(mine))
+            if not death:
+                # The stacks are where the program wants them.
+                death = f"rank {self._meeting.rank} is dead: ended by SIGABRT"
+                if place := main_thread_place().location:
+                    death += f" {MAIN_AT} {place}"
         write_part(
             folder,
             self._meeting.rank,
             self._place,
             error=wish.error,
             ended=wish.ended,
-            in_flight=failed or self._waiting.since() is not None,
+            in_flight=failed or waits,
             failed=failed,
             final=request.reason != "stall",
+            death=death,
         )
 
     def _conclude(self, request: Request) -> None:
@@ -235,9 +278,7 @@ class Reports:
         until(lambda: not lacking(), PART_WAIT)
         silent, known, paths = lacking(), meeting.known(), []
         for rank in silent:
-            number, pid = known[rank].get("signal"), known[rank].get("pid")
-            if type(number) is int and type(pid) is int and meeting.lives(rank):
-                request_stacks(pid, number)
+            if self._request_stacks(rank, known[rank]):
                 paths.append(meeting.folder / f"{STACKS}{rank}.txt")
         if paths:
             until(lambda: all(one.stat().st_size for one in paths), STACKS_WAIT)

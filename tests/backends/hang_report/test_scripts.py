@@ -168,6 +168,7 @@ def test_sends_that_wait_for_each_other(scripts: Any) -> None:
     assert found["kind"] == Fault.DEADLOCK.value
     assert script.line("# both") in found["text"]
     assert "wait for each other" in found["text"]
+    assert "default_pg" not in found["text"]
     for one in script.ranks:
         one.terminate()
     # The signal ends them as it would without the report, which is not made again.
@@ -269,10 +270,41 @@ def test_an_abort_in_c_where_the_program_has_faulthandler(scripts: Any) -> None:
     )
     assert script.finish() == [1, -signal.SIGABRT]
     found = script.report()
-    assert found["culprits"] == [1]
-    assert script.line("# aborts") in found["text"]
+    assert (found["kind"], found["culprits"]) == (Fault.RANK_DEAD.value, [1])
     # The stacks are where the program wants them.
+    line = script.line("# aborts")
+    said = f"rank 1 is dead: ended by SIGABRT with its main thread at {line}; "
+    assert said in found["text"]
     assert "Fatal Python error: Aborted" in script.log(1)
+
+
+@pytest.mark.parametrize(
+    ("crash", "signal_name"),
+    [
+        ("os.abort()", "SIGABRT"),  # it holds the GIL
+        ("ctypes.CDLL(None).abort()", "SIGABRT"),
+        ("ctypes.string_at(0)", "SIGSEGV"),
+    ],
+)
+def test_a_crash_has_its_signal_and_line(
+    scripts: Any, crash: str, signal_name: str
+) -> None:
+    script = scripts(
+        2,
+        f"""
+        import ctypes
+        dist.init_process_group()
+        dist.all_reduce(x)
+        if rank == 1:
+            {crash}  # crashes
+        dist.all_reduce(x)
+        """,
+    )
+    assert script.finish() == [1, -signal.Signals[signal_name]]
+    found = script.report()
+    assert (found["kind"], found["culprits"]) == (Fault.RANK_DEAD.value, [1])
+    line = script.line("# crashes")
+    assert f"rank 1 is dead: ended by {signal_name} at {line}; " in found["text"]
 
 
 def test_the_end_of_a_watched_script_is_quiet(scripts: Any) -> None:
