@@ -100,6 +100,8 @@ class Generation:
         self.forked: str | None = None
         # Set when `aborted` is.
         self._ended = threading.Event()
+        #: Set once an abort has stopped the backends.
+        self.stopped = threading.Event()
         self._origin = origin
         #: The ranks that left: ops that need them fail.
         self.departures = Departures(spec)
@@ -329,10 +331,10 @@ class Generation:
             for backend in backends:
                 _stop(backend, reason)
         finally:
+            self.stopped.set()
             for work in list(self.status.in_flight.values()):
                 # A Work issued during the abort has no error yet.
-                error = errors.get(work) or self.aborted_error(work)
-                work.mark_failed(error, WorkState.ABORTED)
+                work.fail_by_group(errors.get(work) or self.aborted_error(work))
             recorder.changed()
             self._peers.close()
 

@@ -33,6 +33,10 @@ __all__ = [
 #: memory is exhausted raises the last one.
 REFUSALS = (TypeError, ValueError, NotImplementedError, MemoryError)
 
+# Seconds for which the end of an op waits until an abort has stopped the backends:
+# longer than one of ours takes to copy the rest of a large message.
+_STOP_WAIT = 10.0
+
 
 class NoWorkError(TypeError):
     """The backend has taken the op, but has returned something else than a Work."""
@@ -135,8 +139,9 @@ def _aborted_meanwhile(current: Generation, record: Record | Batch, work: Work) 
     error = current.aborted_error(record)
     if work.state is WorkState.FAILED:
         work = Work(work.op_type)
-    work.fail_pending_as(error)
-    work.mark_failed(error, WorkState.ABORTED)
+    # Another thread may be in the midst of the abort, and the backend of a copy.
+    current.stopped.wait(_STOP_WAIT)
+    work.fail_by_group(error)
     return work
 
 

@@ -67,14 +67,18 @@ class Failures:
 
     A lost connection does not name its cause: such a failure is withheld, and with it
     all that follow, until the group knows the cause and ends the Work. A group that is
-    aborted has every failure replaced by its reason.
+    aborted has every failure replaced by its reason, and ends its Works once the
+    backends are stopped: one that has failed in the meantime may still have its arrays
+    written to, by a message of which the backend has begun to copy the bytes.
     """
 
-    __slots__ = ("cause", "holds", "withheld")
+    __slots__ = ("cause", "final", "holds", "withheld")
 
     def __init__(self) -> None:
         #: The error and the state of every failure from now on.
         self.cause: tuple[BaseException, WorkState] | None = None
+        #: Whether the backends are stopped, so that `cause` ends the Work.
+        self.final = False
         #: Whether every failure is withheld, not that of a connection alone.
         self.holds = False
         #: The first failure that was withheld.
@@ -89,9 +93,12 @@ class Failures:
         """
         if error is None:
             return None if self.withheld is not None else (None, event)
-        if self.cause is not None:
-            return self.cause
-        if in_group and (self.holds or isinstance(error, ConnectionLostError)):
+        cause = self.cause
+        if cause is not None and (self.final or not in_group):
+            return cause
+        if in_group and (
+            cause is not None or self.holds or isinstance(error, ConnectionLostError)
+        ):
             self.withheld = self.withheld or error
             return None
         return error, event

@@ -544,10 +544,25 @@ class Work:
         """Replace the error of any failure from now on by `error`.
 
         An abort calls it before it stops the backend: the failure of the backend is
-        then a consequence, and must not hide the cause.
+        then a consequence, and must not hide the cause. It does not end a Work of a
+        group either, which `fail_by_group` does.
         """
         with self._lock:
             self._group_failures().cause = error, state
+
+    def fail_by_group(
+        self, error: BaseException, state: WorkState = WorkState.ABORTED
+    ) -> bool:
+        """End the Work, whose backend is stopped and writes to its arrays no more.
+
+        With what `fail_pending_as` was told, or else with `error`. Returns whether this
+        call ended the Work.
+        """
+        with self._lock:
+            failures = self._group_failures()
+            failures.cause = failures.cause or (error, state)
+            failures.final = True
+        return self.mark_failed(error, state)
 
     def hold_failures(self) -> None:
         """Keep any failure from now on as `withheld` until the group ends the Work.

@@ -74,6 +74,61 @@ def test_a_backend_that_is_built_during_an_abort_is_stopped(
     assert len(Manual.made[0].aborted) == 1
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_op_is_not_over_before_an_abort_has_stopped_its_backend(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    # A backend may copy the rest of a message while it is stopped, when a waiter of the
+    # same op learns that its connection to another rank is gone.
+    array = np.ones(3)
+    work = dist.all_reduce(array, async_op=True)
+    assert work is not None
+    states = []
+
+    def abort(backend: Manual, reason: str) -> None:
+        made = dist.ConnectionLostError if lost else dist.DistBackendError
+        work.mark_failed(made("the connection to rank 1 is gone"))
+        states.append(work.is_completed())
+        array[:] = 2  # what comes last
+        late = dist.Work(dist.OpType.BARRIER)
+        late.mark_failed(made("as is this one"))
+        assert late.is_completed()  # it is of no group
+
+    monkeypatch.setattr(Manual, "abort", abort)
+    work.add_done_callback(lambda work: states.append(float(array[0])))
+    group.abort("enough")
+    assert states == [False, 2.0]
+    with pytest.raises(dist.DistAbortedError, match="enough"):
+        work.wait()
+
+
+def test_an_op_that_is_issued_during_an_abort_is_not_over_before_its_backend(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array, copying, aborting = np.ones(3), threading.Event(), threading.Event()
+
+    def abort(backend: Manual, reason: str) -> None:
+        aborting.set()
+        assert copying.wait(30)
+        array[:] = 2
+
+    def all_reduce(backend: Manual, *_: object) -> dist.Work:
+        aborter.start()
+        assert aborting.wait(30)
+        # The op is handed over now; the abort goes on a moment later.
+        threading.Timer(0.05, copying.set).start()
+        return dist.Work(dist.OpType.ALL_REDUCE)
+
+    aborter = threading.Thread(target=group.abort, args=("enough",))
+    dist.barrier(async_op=True)  # which makes the backend
+    monkeypatch.setattr(Manual, "abort", abort)
+    monkeypatch.setattr(Manual, "all_reduce", all_reduce)
+    with pytest.raises(dist.DistAbortedError, match="enough"):
+        dist.all_reduce(array)
+    assert array[0] == 2
+    aborter.join(30)
+
+
 def test_a_batch_of_an_earlier_generation_is_refused(group: dist.ProcessGroup) -> None:
     x = np.ones(3)
 

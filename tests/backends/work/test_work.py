@@ -333,7 +333,7 @@ def end_with(record: Meddling) -> Work:
 def test_a_signal_handler_may_abort_in_the_midst_of_a_report(name: str) -> None:
     def abort(work: Work) -> None:
         work.fail_pending_as(DistAbortedError("by the handler"))
-        work.mark_failed(DistAbortedError("by the handler"), WorkState.ABORTED)
+        work.fail_by_group(DistAbortedError("by the handler"))
 
     record = Meddling(name, abort)
     work = end_with(record)
