@@ -10,10 +10,12 @@ from rankscope.backends.rank_sets import format_ranks
 
 from .failures import plain
 
-__all__ = ["bar_table"]
+__all__ = ["bar_table", "is_progress"]
 
 #: A bar of tqdm: description, percentage, the bar itself, counts and times.
 _BAR = re.compile(r"^(?P<what>.*?)\s*\b(?P<percent>\d{1,3})%\|[^|]*\|\s*(?P<rest>.*)$")
+#: How far a program is, or how fast.
+_PROGRESS = re.compile(r"\d ?%|\d ?/ ?\d|\d ?(it|[kMG]?i?B)/s|\ds/it")
 
 _TABLE = (
     '<div style="display: grid; grid-template-columns: max-content max-content '
@@ -30,6 +32,11 @@ _LINE = (
     '<span style="opacity: 0.75">{label}</span>'
     '<span style="grid-column: 2 / -1; white-space: pre">{line}</span>'
 )
+
+
+def is_progress(line: str) -> bool:
+    """Return whether a line that was written over says how far a program is."""
+    return _PROGRESS.search(plain(line)) is not None
 
 
 def bar_table(lines: Iterable[tuple[str, Sequence[int]]]) -> str | None:

@@ -11,9 +11,10 @@ from typing import Any
 from rankscope.engines import Output, RankError
 from rankscope.engines.wire.print_marks import MARKED, without_mark
 
+from .bars import is_progress
 from .deduplicate import Entry
 from .failures import failure_key, failure_of
-from .lines import LineBuffer
+from .lines import Line, LineBuffer
 
 __all__ = ["Bundle", "OutputParser", "failure"]
 
@@ -122,13 +123,17 @@ class OutputParser:
         ]
 
     def _lines(
-        self, rank: int, name: str, lines: list[str], last: bool = False
+        self, rank: int, name: str, lines: list[Line], last: bool = False
     ) -> list[Entry]:
         """Return an entry for each call that wrote `lines`, or a part of them."""
         entries = []
         call = self._calls.pop((rank, name), [])
-        for marked in lines:
+        for marked, rewritten in lines:
             line, goes_on = without_mark(marked)
+            if rewritten and not call and not goes_on and is_progress(line):
+                # Bars are written to stderr, and are no errors.
+                entries.append(_printed("stdout", [line]))
+                continue
             if name == "stderr":
                 # Sixty lines of every rank, of which none is the user's.
                 if _CPP_FRAME.fullmatch(line):

@@ -24,7 +24,7 @@ from .bars import bar_table
 from .deduplicate import Entry, Item
 from .failures import abort_echo_line, plain, report
 from .parse import Bundle
-from .stream import BRIEF
+from .stream import BRIEF, FULL
 from .tabs import can_be_in_tab, tabs
 
 __all__ = ["Renderer", "label_lines", "label_width"]
@@ -93,23 +93,28 @@ class Renderer:
         for kind, group in groupby(items, key=self._kind):
             if kind == FOLDED:
                 self._fold([item for _, item in group])
-                continue
-            if kind == "display":
+            elif kind == "display":
                 self._displays([item for _, item in group])
-                continue
-            self._ends_with_panel = False
-            text = "".join(self._text(mode, item) for mode, item in group)
-            # Flush the other stream first, or a front end may change the order.
-            other, stream = sys.stderr, sys.stdout
-            if kind in ("stderr", "error"):
-                other, stream = stream, other
-            other.flush()
-            stream.write(text)
-            stream.flush()
+            else:
+                self._ends_with_panel = False
+                self._write(kind, group)
 
     def _kind(self, pair: tuple[str, Item]) -> str:
         mode, item = pair
-        return FOLDED if mode == BRIEF and self.is_rich else item.kind
+        if mode == BRIEF and self.is_rich:
+            return FOLDED
+        # A result that is text may belong in a tab, beside what its rank displayed.
+        return "display" if item.kind == "text" and self.is_rich else item.kind
+
+    def _write(self, kind: str, items: Iterable[tuple[str, Item]]) -> None:
+        text = "".join(self._text(mode, item) for mode, item in items)
+        # Flush the other stream first, or a front end may change the order.
+        other, stream = sys.stderr, sys.stdout
+        if kind in ("stderr", "error"):
+            other, stream = stream, other
+        other.flush()
+        stream.write(text)
+        stream.flush()
 
     def _fold(self, items: Sequence[Item]) -> None:
         """Show errors as a line each, which opens to their tracebacks."""
@@ -231,9 +236,12 @@ class Renderer:
         return label_lines(text, item.ranks, self._width)
 
     def _displays(self, items: Sequence[Item]) -> None:
-        """Show displays, those of several ranks that differ in tabs."""
+        """Show displays and results, those of several ranks that differ in tabs."""
         self._is_split |= self._ends_with_panel and self._is_panel(items[0])
-        self._ends_with_panel = self._is_panel(items[-1])
+        # Text alone stays text.
+        only_text = all(item.kind == "text" for item in items)
+        self._ends_with_panel &= only_text
+        self._ends_with_panel |= not only_text and self._is_panel(items[-1])
         alone: list[Item] = []
         panels: dict[tuple[int, ...], list[Bundle]] = {}
         for item in items:
@@ -251,19 +259,27 @@ class Renderer:
         self._show_panels(panels, alone)
 
     def _is_panel(self, item: Item) -> bool:
-        return self.is_rich and self._width > 0 and can_be_in_tab(item.content)
+        return (
+            self.is_rich
+            and self._width > 0
+            and (item.kind == "text" or can_be_in_tab(item.content))
+        )
 
     def _show_panels(
         self, panels: Mapping[tuple[int, ...], Sequence[Bundle]], items: Sequence[Item]
     ) -> None:
         """Show `items` as they are, or the tabs `panels` where those are several."""
-        if len(panels) > 1:
+        if sum(not all(one.is_text for one in held) for held in panels.values()) > 1:
             sys.stdout.flush()
             sys.stderr.flush()
             self._shell.display_pub.publish(tabs(sorted(panels.items())))
             return
-        for item in items:
-            self._display(item)
+        for is_text, found in groupby(items, key=lambda item: item.kind == "text"):
+            if is_text:
+                self._write("stdout", ((FULL, item) for item in found))
+                continue
+            for item in found:
+                self._display(item)
 
     def _display(self, item: Item) -> None:
         bundle: Bundle = item.content

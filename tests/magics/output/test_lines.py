@@ -16,7 +16,7 @@ RED, PLAIN = "\x1b[31m", "\x1b[0m"
 def lines(*pieces: str) -> list[str]:
     buffer = LineBuffer()
     out = [line for piece in pieces for line in buffer.feed(piece)]
-    return out + buffer.flush()
+    return [line.text for line in out + buffer.flush()]
 
 
 @pytest.mark.parametrize(

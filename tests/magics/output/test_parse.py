@@ -35,6 +35,23 @@ def test_the_frames_of_a_cpp_stack_are_left_out(size: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("\r  0%|   | 0/8\r 50%|#  | 4/8\r100%|###| 8/8\n", ["stdout"]),
+        ("0it [00:00, ?it/s]\r12it [00:01, 9.92it/s]\n", ["stdout"]),
+        ("a warning\n100%|###| 8/8\n", ["stderr", "stderr"]),
+        # A message in the place of a bar, as tqdm.write writes it.
+        ("\r 50%|#  | 4/8\r            \rno data\n", ["stderr"]),
+        ("\r 50%|#  | 4/8\nValueError\n", ["stderr", "stderr"]),
+    ],
+)
+def test_a_bar_is_no_error(text: str, kinds: list[str]) -> None:
+    parser = OutputParser([0], 1)
+    output = {"output_type": "stream", "name": "stderr", "text": text}
+    assert [entry.kind for entry in parser.feed(0, output)] == kinds
+
+
 def test_what_a_user_prints_is_shown_as_it_is() -> None:
     parser = OutputParser([0], 1)
     output = {"output_type": "stream", "name": "stdout", "text": STORE}

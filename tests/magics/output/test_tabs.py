@@ -79,6 +79,38 @@ def test_displays_that_came_one_by_one_are_drawn_again_as_tabs(
     assert not renderer.is_provisional
 
 
+def result(text: str, *ranks: int) -> tuple[str, Item]:
+    bundle = Bundle({"text/plain": text})
+    return FULL, Item("text", ranks, (bundle,) * len(ranks))
+
+
+def test_a_result_is_in_the_tab_of_what_its_rank_displayed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    items = [shown("a", 0), result("7", 0), shown("b", 1), result("<8>", 1)]
+    # One by one, as they come.
+    for one in items:
+        renderer.show([one])
+    assert renderer.is_provisional
+    assert capsys.readouterr().out == "[0]   7\n[1]   <8>\n"
+    publisher.events.clear()
+    renderer.redraw(items)
+    (_, (_, data, _)) = publisher.events
+    assert data["text/plain"] == "rank 0:\na\n7\nrank 1:\nb\n<8>"
+    assert "<b>b</b></div><pre>&lt;8&gt;</pre></div>" in data["text/html"]
+    assert capsys.readouterr().out == ""
+
+
+def test_results_that_are_text_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    renderer, publisher = renderer_on(kernel=True)
+    # What one rank alone displays hides no other rank's result in a tab.
+    renderer.show([result("1", 0), result("2", 1, 2), shown("a", 3)])
+    assert capsys.readouterr().out == "[0]   1\n[1-2] 2\n"
+    assert [data["text/plain"] for _, data, _ in publisher.events] == ["rank 3", "a"]
+    assert not renderer.is_provisional
+
+
 @pytest.mark.parametrize(
     ("bundle", "held"),
     [
