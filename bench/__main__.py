@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,10 +153,15 @@ def main() -> None:
     load = os.getloadavg()[0]
     rows: list[Row] = []
     start = time.perf_counter()
+    failed: list[str] = []
     for name in PARTS:
         if not options.only or name in options.only:
             _say(f"{name} ...")
-            rows += parts[name]()
+            try:
+                rows += parts[name]()
+            except Exception:  # noqa: BLE001 - what was measured is shown
+                traceback.print_exc()
+                failed.append(name)
     _say(f"took {time.perf_counter() - start:.0f} s")
     rounds = "With --quick: few rounds." if quick else ""
     head = f"{machine(versions, load)} {rounds}".rstrip()
@@ -165,6 +171,8 @@ def main() -> None:
     over = sum(row.passed is False for row in rows)
     judged = sum(row.passed is not None for row in rows)
     print(f"\n{judged - over} of {judged} within their budget.")
+    if failed:
+        sys.exit(f"Not measured, see above: {', '.join(failed)}")
     if options.publish:
         _publish(text, PAGE)
         when = time.strftime("%Y-%m-%d")
