@@ -28,6 +28,7 @@ from .conclusion import (
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_part
 from .place import Place
+from .rendezvous import rendezvous
 from .silent import request_stacks
 from .waiting import Waiting
 
@@ -254,6 +255,12 @@ class Reports:
         folder = Path(request.folder)
         self._await_parts(folder)
         add_absent_ranks(folder, self._meeting)
+        lacking = set(range(self._place.world_size or 0)) - _told(folder)
+        if lacking and rendezvous() is not None:
+            # Its imports take as long as a report: only a rank that waits needs it.
+            from .unjoined import add_unjoined
+
+            add_unjoined(folder, lacking)
         # A part that comes now would tell otherwise than the verdict.
         self._meeting.put(f"closed_{request.number}", {})
         waits = request.reason != "exception" or _others_wait(folder, request.rank)
@@ -300,6 +307,12 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def _told(folder: Path) -> set[int]:
+    """Return the ranks that have facts in a report."""
+    names = (path.stem.removeprefix(FACTS) for path in folder.glob(f"{FACTS}*.json"))
+    return {int(name) for name in names if name.isdecimal()}
 
 
 def _others_wait(folder: Path, rank: int) -> bool:

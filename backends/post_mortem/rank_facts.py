@@ -179,6 +179,8 @@ def _where(ranks: Collection[RankEvidence]) -> list[str]:
             place += f" in {one.called}" if one.called else ""
         else:
             place = "is missing"
+            if one.process is not None:
+                place = f"has not come to it: {one.process}"
         places.setdefault(place, []).append(one.rank)
     return [
         f"{name_ranks(one)} {_plural(text) if len(one) > 1 else text}"

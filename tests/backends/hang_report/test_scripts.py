@@ -217,19 +217,21 @@ def test_a_rank_that_does_not_come_to_init_process_group(scripts: Any) -> None:
         2,
         """
         if rank == 1:
-            wait("go")
+            wait("go")  # elsewhere
         dist.init_process_group()  # waits
         dist.destroy_process_group()
         """,
         after=2.0,
     )
     found = script.report()
-    assert found["kind"] == Fault.UNDECIDED.value
+    assert (found["kind"], found["culprits"]) == (Fault.MISSING_RANKS.value, [1])
     assert (
         f"rank 0 of 2 waits in init_process_group ({script.line('# waits')})"
         in (found["text"])
     )
-    assert "nothing is known of rank 1" in found["text"]
+    # Where py-spy may read it: its line, or the line of a function that it calls.
+    where = r"it is at train\.py:\d+|pid \d+ on "
+    assert re.search(f"; rank 1 has not come to it: ({where})", found["text"])
     script.let("go")
     assert script.finish() == [0, 0]
 

@@ -65,6 +65,13 @@ def test_a_rank_without_facts_is_not_blamed(tmp_path: Path) -> None:
     assert "ranks 2–3" in str(verdict)
 
 
+def test_a_rank_that_writes_nothing_yet_has_its_process(tmp_path: Path) -> None:
+    found = facts(1, pid=4711, host="node1")
+    (verdict,) = report_of(tmp_path, facts(0, rendezvous=WAITS), found).verdicts
+    assert verdict.culprits == (1,)
+    assert "rank 1 has not come to it: pid 4711 on node1" in str(verdict)
+
+
 def test_reports_of_two_hosts_are_joined(tmp_path: Path) -> None:
     for host, ranks in (("a", (0, 1)), ("b", (2, 3))):
         folder = tmp_path / host
