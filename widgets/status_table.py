@@ -19,7 +19,17 @@ from rankscope.engines.status import ClusterStatus, OpStatus
 from .board.group import Group
 from .board.model import BoardModel
 from .board.rows import Cells
-from .tables import STYLE, Column, Row, Section, fitting, lines, table_html
+from .tables import (
+    Column,
+    Row,
+    Section,
+    block_html,
+    fitting,
+    lines,
+    paragraph_html,
+    table_html,
+    title_html,
+)
 from .units import bytes_text, elapsed_text
 
 __all__ = ["COLUMNS", "StatusTable", "sections"]
@@ -77,16 +87,15 @@ def _text(model: BoardModel, width: int) -> str:
 
 
 def _html(model: BoardModel) -> str:
-    title, *facts = (escape(fact) for fact in _facts(model))
+    title, *facts = _facts(model)
     found = sections(model)
     columns = _columns([row for section in found for row in section.rows])
-    return (
-        f'<div class="rankscope-status"><div class="rankscope-static">\n{STYLE}\n'
-        f'<p><b>{title}</b> <span class="quiet">· {" · ".join(facts)}</span></p>\n'
-        f"{table_html(columns, found)}\n"
-        + "".join(f"<p>{escape(one)}</p>\n" for one in _advice(model))
-        + "</div></div>"
-    )
+    parts = [
+        paragraph_html(title_html(title, facts)),
+        table_html(columns, found),
+        *(paragraph_html(escape(one)) for one in _advice(model)),
+    ]
+    return f'<div class="rankscope-status">{block_html(parts)}</div>'
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from html import escape
 
 __all__ = [
-    "STYLE",
     "Column",
     "Row",
     "Section",
     "aligned",
+    "block_html",
     "fitting",
     "lines",
+    "paragraph_html",
     "table_html",
+    "title_html",
 ]
 
 
@@ -85,100 +87,93 @@ def aligned(table: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str
 
 # -- HTML ------------------------------------------------------------------------
 
-#: For tables inside an element of class ``rankscope-static``. Only variables with
-#: fallbacks, and greys that stand on white and on black, so that a table is legible
-#: in any theme and on a page that has none. A page that is not trusted loses the
-#: style: a plain table remains.
-STYLE = """\
-<style>
-.rankscope-static {
-  font-family: var(--jp-ui-font-family, system-ui, sans-serif);
-  font-size: var(--jp-ui-font-size1, 13px); line-height: 1.5; overflow-x: auto;
+# Styles are attributes: a notebook that is not trusted, somebody else's, loses a style
+# sheet. Only variables with fallbacks, and greys that stand on white and on black, so
+# that a table is legible in any theme and on a page that has none.
+_BLOCK = (
+    "font-family:var(--jp-ui-font-family,system-ui,sans-serif);"
+    "font-size:var(--jp-ui-font-size1,13px);line-height:1.5;overflow-x:auto"
+)
+_TABLE = (
+    "border-collapse:collapse;border:0;margin:.2em 0 .8em;font-size:inherit;"
+    "color:inherit;font-variant-numeric:tabular-nums;table-layout:auto"
+)
+_CELL = "border:0;padding:1px 1em 1px 0;white-space:nowrap;text-align:"
+_RULE = "1px solid var(--jp-border-color2,rgba(127,127,127,.4))"
+_SECTION = f"border:0;border-top:{_RULE};padding:.4em 0 0;text-align:left"
+_QUIET = "opacity:.75"
+_ERROR = "color:var(--jp-error-color1,#d32f2f)"
+_WORKING = "color:var(--jp-brand-color1,#1976d2)"
+#: The mood of a row → its shape, as on the board, and the style of the shape.
+_SHAPES = {
+    "busy": ("●", _WORKING),
+    "working": ("●", _WORKING),
+    "warning": ("▲", "color:var(--jp-warn-color1,#f57c00)"),
+    "error": ("■", _ERROR),
 }
-.rankscope-static p { margin: 0 0 .35em; }
-.rankscope-static .quiet { opacity: .75; }
-.rankscope-static b { font-weight: 600; }
-.rankscope-static table, .jp-RenderedHTMLCommon .rankscope-static table {
-  border-collapse: collapse; border: none; margin: .2em 0 .8em; font-size: inherit;
-  color: inherit; font-variant-numeric: tabular-nums; table-layout: auto;
-}
-.rankscope-static table tr, .jp-RenderedHTMLCommon .rankscope-static table tr {
-  background: none;
-}
-.rankscope-static table :is(th, td),
-.jp-RenderedHTMLCommon .rankscope-static table :is(th, td) {
-  padding: .1em 1em .1em 0; border: none; text-align: left; white-space: nowrap;
-  font-weight: normal; vertical-align: baseline; max-width: none;
-}
-.rankscope-static table thead th { opacity: .75; }
-.rankscope-static table :is(th, td).number,
-.jp-RenderedHTMLCommon .rankscope-static table :is(th, td).number {
-  text-align: right;
-}
-.rankscope-static table tbody th,
-.jp-RenderedHTMLCommon .rankscope-static table tbody th {
-  border-top: 1px solid var(--jp-border-color2, rgba(127, 127, 127, .4));
-  padding-top: .35em;
-}
-.rankscope-static table tbody + tbody th,
-.jp-RenderedHTMLCommon .rankscope-static table tbody + tbody th {
-  padding-top: .8em;
-}
-.rankscope-static .dot {
-  display: inline-block; width: .55em; height: .55em; border-radius: 50%;
-  margin-right: .5em; border: 1px solid currentColor; box-sizing: border-box;
-}
-.rankscope-static .calm .dot { opacity: .45; }
-.rankscope-static :is(.busy, .working) .dot {
-  color: var(--jp-brand-color1, #1976d2); background: currentColor;
-}
-.rankscope-static .warning .dot {
-  color: var(--jp-warn-color1, #f57c00); background: currentColor;
-}
-.rankscope-static .error .dot { background: currentColor; }
-.rankscope-static b.error, .jp-RenderedHTMLCommon .rankscope-static b.error,
-.rankscope-static .error :is(.state, .verdict, .note),
-.jp-RenderedHTMLCommon .rankscope-static .error :is(.state, .verdict, .note) {
-  color: var(--jp-error-color1, #d32f2f);
-}
-</style>"""
 
-_DOT = '<span class="dot"></span>'
+
+def block_html(parts: Sequence[str]) -> str:
+    """Return an element with paragraphs and tables in it."""
+    inside = "\n".join(filter(None, parts))
+    return f'<div class="rankscope-static" style="{_BLOCK}">\n{inside}\n</div>'
+
+
+def paragraph_html(html: str, quiet: bool = False) -> str:
+    """Return a paragraph."""
+    return f'<p style="margin:0 0 .35em{f";{_QUIET}" if quiet else ""}">{html}</p>'
+
+
+def title_html(title: str, facts: Sequence[str] = (), is_error: bool = False) -> str:
+    """Return a title in bold, and facts behind it."""
+    about = "".join(f" · {escape(fact)}" for fact in facts)
+    style = f' style="{_ERROR}"' if is_error else ""
+    quiet = f'<span style="{_QUIET}">{about}</span>' if about else ""
+    return f"<b{style}>{escape(title)}</b>{quiet}"
 
 
 def table_html(columns: Sequence[Column], sections: Sequence[Section]) -> str:
     """Return a table with the columns' titles and a body for each section."""
-    head = "".join(f"<th{_class(column)}>{column.title}</th>" for column in columns)
+    head = "".join(
+        f'<th style="{_aligned(column)};font-weight:normal;{_QUIET}">'
+        f"{column.title}</th>"
+        for column in columns
+    )
     bodies = "\n".join(_section(columns, section) for section in sections)
-    return f"<table><thead><tr>{head}</tr></thead>\n{bodies}\n</table>"
+    return f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead>\n{bodies}\n</table>'
 
 
 def _section(columns: Sequence[Column], section: Section) -> str:
     found = []
     if section.title:
-        facts = "".join(f" · {escape(fact)}" for fact in section.facts)
         found.append(
-            f'<tr><th colspan="{len(columns)}"><b>{escape(section.title)}</b>'
-            f'<span class="quiet">{facts}</span></th></tr>'
+            f'<tr style="background:none"><th colspan="{len(columns)}" '
+            f'style="{_SECTION};font-weight:normal">'
+            f"{title_html(section.title, section.facts)}</th></tr>"
         )
     for row in section.rows:
-        cells = "".join(_cell(column, row.texts[column.key]) for column in columns)
-        found.append(f'<tr class="{escape(row.mood)}">{cells}</tr>')
+        cells = "".join(_cell(column, row) for column in columns)
+        found.append(f'<tr style="background:none">{cells}</tr>')
     found += [
-        f'<tr class="error"><td></td><td class="note" colspan="{len(columns) - 1}">'
-        f"{_DOT}{escape(note)}</td></tr>"
+        f'<tr style="background:none"><td></td><td colspan="{len(columns) - 1}" '
+        f'style="{_CELL}left;white-space:normal;{_ERROR}">'
+        f"{_shape('error')}{escape(note)}</td></tr>"
         for note in section.notes
     ]
     return "<tbody>" + "\n".join(found) + "</tbody>"
 
 
-def _cell(column: Column, text: str) -> str:
-    dot = _DOT if column.key == "state" else ""
-    return f"<td{_class(column)}>{dot}{escape(text)}</td>"
+def _cell(column: Column, row: Row) -> str:
+    shape = _shape(row.mood) if column.key == "state" else ""
+    blamed = row.mood == "error" and column.key in ("state", "verdict")
+    style = f"{_aligned(column)};{_ERROR}" if blamed else _aligned(column)
+    return f'<td style="{style}">{shape}{escape(row.texts[column.key])}</td>'
 
 
-def _class(column: Column) -> str:
-    names = ["number"] if column.numeric else []
-    if column.key in ("state", "verdict"):
-        names.append(column.key)
-    return f' class="{" ".join(names)}"' if names else ""
+def _aligned(column: Column) -> str:
+    return f"{_CELL}{'right' if column.numeric else 'left'}"
+
+
+def _shape(mood: str) -> str:
+    shape, style = _SHAPES.get(mood, ("○", _QUIET))
+    return f'<span aria-hidden="true" style="{style}">{shape}</span> '

@@ -100,13 +100,15 @@ def wait_graph(cycle: tuple[WaitFor, ...]) -> str:
         _text(legend, (left + right) / 2, bottom, "middle", quiet=True),
     ]
     width, height = right - left, math.ceil(bottom + 10 - top)
+    # A notebook that is not trusted keeps the words alone.
+    drawn = "\n".join(parts)
     count = f"{len(cycle)} ranks wait for each other"
     return (
         f'<svg role="img" width="{width}" height="{height}" font-size="{_FONT}" '
         f'viewBox="{left:g} {top:g} {width} {height}" fill="currentColor" '
         'style="max-width:100%;height:auto">'
-        f"<title>{count}</title><desc>{escape(told(cycle))}</desc>"
-        f"{''.join(parts)}</svg>"
+        f"<title>{count}</title>\n<desc>{escape(told(cycle))}</desc>\n"
+        f"{drawn}</svg>"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ..tables import STYLE, Section, table_html
+from ..tables import Section, block_html, paragraph_html, table_html, title_html
 from ..wait_graph import folded
 from .columns import COLUMNS, shown
 from .group import Group
@@ -23,26 +23,20 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     """
     head = model.head
     title, facts = head.get("title", "no ranks"), head.get("facts", [])
-    about = " · ".join(escape(fact) for fact in [*facts, f"as of {when}"])
     banner = model.banner()
-    mood = " class='error'" if banner.mood == "error" else ""
+    said = title_html(banner.title, is_error=banner.mood == "error")
     sentences = " ".join(map(escape, banner.sentences))
     parts = [
-        f'<div class="rankscope-board {escape(name)}"><div class="rankscope-static">',
-        STYLE,
-        f"<p><b>{escape(title)}</b> <span class='quiet'>· {about}</span></p>",
-        f"<p><b{mood}>{escape(banner.title)}</b> {sentences}</p>",
+        paragraph_html(title_html(title, [*facts, f"as of {when}"])),
+        paragraph_html(f"{said} {sentences}"),
         folded(banner.picture),
     ]
     if head.get("state") == "running":
-        parts.append(f"<p class='quiet'>{_about_picture(banner.mood)}</p>")
+        parts.append(paragraph_html(_about_picture(banner.mood), quiet=True))
     for group, tab in zip(model.groups, model.tabs(), strict=True):
-        more = "".join(f" · {escape(fact)}" for fact in tab["facts"])
-        parts.append(
-            f"<p><b>{escape(tab['label'])}</b><span class='quiet'>{more}</span></p>"
-        )
+        parts.append(paragraph_html(title_html(tab["label"], tab["facts"])))
         parts.append(_table(group, model.now))
-    return "\n".join([*parts, "</div></div>"])
+    return f'<div class="rankscope-board {escape(name)}">{block_html(parts)}</div>'
 
 
 def hang_html(text: str, name: str, picture: str = "") -> str:
@@ -68,5 +62,5 @@ def _table(group: Group, now: float) -> str:
         column for column in COLUMNS if any(row.texts[column.key] for row in rows)
     ]
     left = len(group.base) - len(rows)
-    more = f'<p class="quiet">and {left} more ranks</p>' if left else ""
+    more = paragraph_html(f"and {left} more ranks", quiet=True) if left else ""
     return table_html(columns, [Section(tuple(rows))]) + more

@@ -89,7 +89,8 @@ def timeline(
         for lane in _lanes(rank, dumps[rank], offsets_ns.get(rank, 0), limit)
     ]
     lanes += _absent(lanes, set(dumps))
-    lanes.sort(key=lambda lane: lane.rank)
+    # Large groups first. A rank that was restarted reports its groups in another order.
+    lanes.sort(key=lambda one: (one.rank, -len(one.members), one.members, one.group))
     waits = _gather(lanes)
     works = [work for lane in lanes for work in lane.works]
     origin = min((work.created for work in works), default=now_ns)

@@ -46,6 +46,21 @@ def test_groups_of_one_name_have_lanes_of_their_own() -> None:
     ]
 
 
+def test_the_lanes_of_a_restarted_rank_keep_their_order() -> None:
+    groups = {
+        "default": {"name": "default", "ranks": [0, 1, 2]},
+        "tp": {"name": "tp", "ranks": [0, 1]},
+        "dp": {"name": "dp", "ranks": [0, 2]},
+    }
+    dump = {"rank": 0, "groups": groups, "records": []}
+    after = {**dump, "groups": dict(reversed(groups.items()))}
+    orders = [
+        [lane["group"] for lane in timeline({0: one}, {}, 5)["lanes"]][:3]
+        for one in (dump, after)
+    ]
+    assert orders == [["default", "tp", "dp"]] * 2
+
+
 class TestMessages:
     """Arrows from sends to their receives: never one that may be wrong."""
 
