@@ -41,7 +41,7 @@ class _Receive:
 
     __slots__ = (
         *("array", "comm", "source", "wanted", "expected", "tag"),
-        *("status", "messages", "requests", "unfit"),
+        *("status", "probe", "messages", "requests", "unfit"),
     )
 
     def __init__(
@@ -60,6 +60,8 @@ class _Receive:
         self.array, self.comm, self.source = array, comm, source
         #: Of the message, once there is one.
         self.status = status
+        #: What looks for the message: the arguments of `map`.
+        self.probe = comm.Improbe, (source,), (wanted,), (status,)
         #: The message and MPI's request to read it, once there are. What MPI returns is
         #: put here by C code: an interrupt would lose it on its way to an attribute.
         self.messages: list[Any] = []
@@ -153,8 +155,12 @@ class MPITransport:
 
     def _look(self) -> None:
         """Look for the messages of the receives; the first issued has its first."""
+        pending = self._pending
+        if len(pending) == 1:
+            self._match(pending[0])
+            return
         blocked = set[tuple[int, ...]]()
-        for one in list(self._pending):
+        for one in list(pending):
             channel = id(one.comm), one.wanted
             if one.source == self._any:
                 free = channel not in blocked
@@ -167,12 +173,13 @@ class MPITransport:
 
     def _match(self, one: _Receive) -> bool:
         """Begin to read the message of `one`, if it is there and fits."""
-        found, status = one.messages, one.status
+        found = one.messages
         if not found or found[0] is None:
             found.clear()
-            found.extend(map(one.comm.Improbe, (one.source,), (one.wanted,), (status,)))
+            found.extend(map(*one.probe))
             if found[0] is None:
                 return False
+        status = one.status
         fits = status.Get_count(self._byte) == one.array.nbytes
         if not fits or status.Get_tag() != one.expected:
             one.unfit = True
