@@ -19,6 +19,7 @@ from rankscope.backends.attach import py_spy
 from rankscope.backends.attach.launchers import VARIABLES
 from rankscope.backends.conformance.mpi_ranks import is_open_mpi, mpiexec
 from rankscope.backends.conformance.waiting import until
+from tests.environment import environment
 from tests.running_jobs import (
     DEADLINE,
     Program,
@@ -27,8 +28,6 @@ from tests.running_jobs import (
     may_read,
     refused,
 )
-
-ROOT = Path(__file__).resolve().parent.parent
 
 MPI = """
 from mpi4py import MPI
@@ -183,7 +182,7 @@ def test_what_nccl_counts_decides_where_it_stands_still(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "NCCL_RAS_ADDR": f"localhost:{port}",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": environment()["PYTHONPATH"],
         "COUNTS": counts,
     }
     late = Program(folders[1], ALONE, environment={**common, "RANK": "1"})

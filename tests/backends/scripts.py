@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 from rankscope.backends.conformance.ranks import Rank
+from tests.environment import environment
 
 
 def script(me: Rank, program: str) -> tuple[int, str]:
@@ -18,6 +18,6 @@ def script(me: Rank, program: str) -> tuple[int, str]:
         timeout=60,
         check=False,
         cwd=me.folder,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        env=environment(),
     )
     return done.returncode, done.stdout + done.stderr

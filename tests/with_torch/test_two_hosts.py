@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines.cluster.two_hosts import UNSHARE, why_not
+from tests.environment import environment
 from tests.with_torch import two_hosts_job
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(300)
@@ -23,11 +21,7 @@ def test_a_notebook_sees_the_ranks_of_both_hosts(tmp_path: Path) -> None:
     ran = subprocess.run(
         [*UNSHARE, sys.executable, two_hosts_job.__file__, str(tmp_path)],
         # Rank 0 is killed, and what its file says cannot be checked on another host.
-        env={
-            **os.environ,
-            "PYTHONPATH": str(_ROOT),
-            "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
-        },
+        env=environment(JUPYTER_RUNTIME_DIR=str(tmp_path / "runtime")),
         capture_output=True,
         text=True,
         timeout=240,

@@ -5,16 +5,16 @@ The GPU is the simulation's, each script a process of its own.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.environment import environment
+
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).resolve().parents[3]
 
 HANGS = """
 import rankscope as dist
@@ -35,18 +35,13 @@ print("came back")
 
 
 def run(script: str, folder: Path) -> tuple[int, str, str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        **{"RANK": "0", "WORLD_SIZE": "1"},
-    }
     script = script.replace(
         "init_process_group(",
         f"init_process_group(init_method='file://{folder / 'store'}', backend=",
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=environment,
+        env=environment(RANK="0", WORLD_SIZE="1"),
         capture_output=True,
         text=True,
         timeout=60,

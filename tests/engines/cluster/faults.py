@@ -15,6 +15,7 @@ import psutil
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, Execution
+from tests.environment import environment
 
 __all__ = [
     "HANG",
@@ -99,7 +100,7 @@ def left_hanging(cluster_id: str) -> list[psutil.Process]:
         [sys.executable, "-c", _NOTEBOOK, cluster_id, HANG.format(absent=2)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
+        env=environment(),
     )
     assert notebook.stdout is not None
     with notebook.stdout:

@@ -8,16 +8,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engines.cluster import two_hosts
+from tests.environment import environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
-
-_ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
     before = _interfaces()
     ran = subprocess.run(
         [*two_hosts.UNSHARE, sys.executable, two_hosts.__file__],
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=150,

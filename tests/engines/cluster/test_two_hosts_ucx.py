@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankscope.backends import unavailable_reason
 from tests.engines.cluster import two_hosts, two_hosts_ucx
+from tests.environment import environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
-_ROOT = Path(__file__).resolve().parents[3]
 
 #: Rank → the other rank of its host.
 NEIGHBOUR = {0: 1, 1: 0, 2: 3, 3: 2}
@@ -32,10 +30,7 @@ def seen(_module_leaves_nothing: None) -> dict[str, Any]:
         pytest.skip(why)
     ran = subprocess.run(
         [*two_hosts.UNSHARE, "--mount", sys.executable, two_hosts_ucx.__file__],
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith("UCX_")},
-            "PYTHONPATH": str(_ROOT),
-        },
+        env={k: v for k, v in environment().items() if not k.startswith("UCX_")},
         capture_output=True,
         text=True,
         timeout=150,
