@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import Any
 
 from ..work.record_fields import Frame
 from ..work.user_code import is_installed, users_frame
+from .patching import replace
 
-__all__ = ["calling_frames", "waiting_frames"]
+__all__ = ["calling_frames", "note_submitters", "waiting_frames"]
 
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARY = "torch"
@@ -17,6 +22,39 @@ _LIBRARY = "torch"
 _WRAPPERS = ("contextlib", "functools", "typing_extensions")
 #: Callers of the user's function that are noted.
 _CALLERS = 3
+#: Thread → the user's line that gave it what it runs for torch, and its callers.
+_submitters: dict[int, tuple[Frame, ...]] = {}
+
+
+def note_submitters() -> Callable[[], None]:
+    """Note the user's line for what torch gives to a pool; return the undoing.
+
+    As a checkpoint that is saved while the training goes on: the thread that saves it
+    has no line of the user's.
+    """
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def submit(pool: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1)
+            frames = _users(caller) if _package_of(caller) == _LIBRARY else ()
+            if not frames:
+                return original(pool, task, *args, **kwargs)
+
+            @functools.wraps(task)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                thread = threading.get_ident()
+                _submitters[thread] = frames
+                try:
+                    return task(*args, **kwargs)
+                finally:
+                    _submitters.pop(thread, None)
+
+            return original(pool, run, *args, **kwargs)
+
+        return submit
+
+    return replace(ThreadPoolExecutor, "submit", wrap)
 
 
 def calling_frames() -> tuple[Frame, ...]:
@@ -25,7 +63,7 @@ def calling_frames() -> tuple[Frame, ...]:
     An op that a thread of autograd issues has no such line on that thread: it is the
     line that the main thread waits at.
     """
-    return _first_outside(sys._getframe(1)) or waiting_frames(
+    return _first_outside(sys._getframe(1), threading.get_ident()) or waiting_frames(
         threading.main_thread().ident
     )
 
@@ -39,21 +77,24 @@ def waiting_frames(thread: int | None) -> tuple[Frame, ...]:
     nothing about the op. A thread without Python code stands for the main thread.
     """
     frames = sys._current_frames()
+    if thread is None or thread not in frames:
+        thread = threading.main_thread().ident
     frame = None if thread is None else frames.get(thread)
-    if frame is None:
-        main = threading.main_thread().ident
-        frame = None if main is None else frames.get(main)
     if frame is None or _package_of(frame) not in (_LIBRARY, _PACKAGE):
         return ()
-    return _first_outside(frame)
+    return _first_outside(frame, thread)
 
 
-def _first_outside(frame: FrameType | None) -> tuple[Frame, ...]:
+def _first_outside(frame: FrameType | None, thread: int | None) -> tuple[Frame, ...]:
     """Return the user's innermost calls; without one, the one that says most.
 
-    That is the innermost call of another library, as in a thread that it started; in a
-    thread that torch has started in Python, torch's outermost one.
+    That is the user's call because of which torch runs something in this thread, else
+    the innermost call of another library, as in a thread that it started; in a thread
+    that torch has started in Python, torch's outermost one.
     """
+    found = _users(frame) or _submitters.get(thread or 0, ())
+    if found:
+        return found
     library = torch = None
     in_thread = False
     while frame is not None:
@@ -61,14 +102,23 @@ def _first_outside(frame: FrameType | None) -> tuple[Frame, ...]:
         if package == _LIBRARY:
             torch = frame
         elif package not in (_PACKAGE, *_WRAPPERS):
-            if not is_installed(frame.f_code.co_filename):
-                return _described(frame), *_callers(frame)
             in_thread = in_thread or package == "threading"
             if package not in sys.stdlib_module_names:
                 library = library or frame
         frame = frame.f_back
-    found = library or (torch if in_thread else None)
-    return () if found is None else (_described(found),)
+    outside = library or (torch if in_thread else None)
+    return () if outside is None else (_described(outside),)
+
+
+def _users(frame: FrameType | None) -> tuple[Frame, ...]:
+    """Return the user's innermost call, and its callers; nothing without one."""
+    # Torch's own by the name of the module, as what it compiles has no file.
+    while frame is not None and (
+        _package_of(frame) in (_PACKAGE, _LIBRARY, *_WRAPPERS)
+        or is_installed(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    return () if frame is None else (_described(frame), *_callers(frame))
 
 
 def _callers(frame: FrameType) -> list[Frame]:

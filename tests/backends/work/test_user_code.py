@@ -5,10 +5,11 @@ from __future__ import annotations
 import sysconfig
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from rankscope.backends.torch_watch.frames import calling_frames
+from rankscope.backends.torch_watch.frames import calling_frames, note_submitters
 from rankscope.backends.work.flight_recorder import user_frame, user_frames
 from rankscope.backends.work.user_code import is_installed
 
@@ -89,6 +90,23 @@ def test_a_thread_of_torch_is_where_torch_began_it() -> None:
     thread.start()
     thread.join()
     assert found == [((f"{PACKAGES}/torch/checkpoint.py", 2, "call"),)]
+
+
+def test_what_torch_gave_to_a_pool_has_the_line_of_who_called_torch() -> None:
+    save = function_of("torch.checkpoint", f"{PACKAGES}/torch/checkpoint.py")
+    found: list[Any] = []
+    task = _direct(POOL, _direct(save, _direct(TORCH, _noting(found))))
+    undo = note_submitters()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            MINE(_direct(TORCH, partial(pool.submit, task))).result()
+            # The same thread, for nobody who called torch.
+            pool.submit(task).result()
+    finally:
+        undo()
+    called, other = found
+    assert called[0] == ("/home/me/train.py", 2, "call")
+    assert other == ((f"{PACKAGES}/torch/checkpoint.py", 2, "call"),)
 
 
 def _noting(found: list[Any]) -> Callable[[], None]:
