@@ -11,7 +11,7 @@ from rankscope.backends.observe.verdicts import in_one
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.engines import Cluster, Execution
 
-from ..output.failures import CellError, CellTimeout, Interrupted, tell
+from ..output.failures import CellError, CellTimeout, Interrupted, in_lines, tell
 from ..output.render import Renderer
 from ..output.stream import OutputStream
 from .monitor import CellMonitor
@@ -142,12 +142,14 @@ class CellRun:
         self._close()
         running = self._execution.ranks_running
         why, _ = in_one(self._monitor.verdicts)
-        parts = [what, why, self._monitor.places()]
+        said, after = [what, self._monitor.places()], []
         if running:
-            parts.append(
-                f"{name_ranks(running)} did not stop yet: %dist_rebuild once they "
-                f"have (%dist_status); %dist_restart {format_ranks(running)} replaces "
-                "them, which loses their variables"
+            said.append(f"{name_ranks(running)} did not stop yet")
+            after.append(
+                "%dist_rebuild once they have stopped (%dist_status); %dist_restart "
+                f"{format_ranks(running)} replaces them, which loses their variables"
             )
-        parts.append(self._monitor.restore(True))
-        return "; ".join(filter(None, parts))
+        after.append(self._monitor.restore(True))
+        return in_lines(
+            "; ".join(filter(None, said)), why, "; ".join(filter(None, after))
+        )

@@ -26,6 +26,7 @@ __all__ = [
     "abort_echo_line",
     "failure_key",
     "failure_of",
+    "in_lines",
     "is_ours",
     "place_of",
     "plain",
@@ -48,6 +49,8 @@ _ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
 _TIMED_OUT = re.compile(r"(?<= timeout\)): ")
 _ABORTED = ": the group was aborted: "
 _AUTHOR = re.compile(r" \(at [\d:]+, by [^()]*\)$")
+#: What the message of another error has before the cause.
+_DIAGNOSED = re.compile(r"; diagnosis(?: at [\d:]+)?: ")
 #: The errors whose message is an op and why it ended.
 _ENDED = ("DistAbortedError", "DistTimeoutError")
 #: What the messages of a timeout and of an abort have before the remedy.
@@ -87,14 +90,13 @@ class _ReportedError(BaseException):
         name = type(self).__name__
         parts = f"{name}: {self}".splitlines()
         # Front ends split a line within a word. `str` has all of it.
-        most = MOST if len(parts) > 1 else (sum(MOST),)
-        lines = [
-            line
-            for part, count in zip(parts, most, strict=False)
-            for line in textwrap.wrap(
+        lines: list[str] = []
+        for part, most in zip(parts, MOST, strict=False):
+            # The last one has the room that the others have left.
+            count = sum(MOST) - len(lines) if part is parts[-1] else most
+            lines += textwrap.wrap(
                 part, WIDTH, max_lines=count, placeholder=" …", break_on_hyphens=False
             )
-        ]
         return [lines[0].replace(name, f"\x1b[31m{name}\x1b[0m", 1), *lines[1:]]
 
 
@@ -275,14 +277,22 @@ def abort_echo_line(errors: Sequence[RankError]) -> str:
 def tell(errors: Iterable[RankError], after: str) -> str:
     """Return a cell's error: who failed in what, why, and what is next.
 
-    Each on a line of its own where ops of Rankscope were aborted or timed out; else in
-    one line. `after` is what is next.
+    Each on a line of its own where ops were aborted or timed out, or a diagnosis has
+    found the cause; else in one line. `after` is what is next.
     """
     failures = list(errors)
-    if not all(one.ename in _ENDED for one in failures):
-        return "; ".join(filter(None, [summary_of(failures, remedy=not after), after]))
     told: dict[tuple[str, str], list[int]] = {}
     whys: dict[str, str] = {}
+    if not all(one.ename in _ENDED for one in failures):
+        for place, one in enumerate(failures):
+            message, *cause = _DIAGNOSED.split(one.evalue, maxsplit=1)
+            if cause and not one.is_abort_echo:
+                failures[place] = one.replaced(evalue=message)
+                whys[cause[0]] = cause[0]
+        what = summary_of(failures, remedy=not after)
+        if whys:
+            return in_lines(what, "; ".join(whys), after)
+        return "; ".join(filter(None, [what, after]))
     for one in failures:
         op, why = _op_and_cause(one)
         told.setdefault((one.ename, op), []).append(one.rank)
@@ -294,12 +304,13 @@ def tell(errors: Iterable[RankError], after: str) -> str:
     ]
     if len(parts) > OPS:
         parts[OPS - 1 :] = [f"and {len(parts) - OPS + 1} more ops"]
-    lines = ["; ".join(parts)]
-    if whys:
-        lines.append(f"Why: {'; '.join(whys.values())}")
-    if after:
-        lines.append(f"Next: {after}")
-    return "\n".join(lines)
+    return in_lines("; ".join(parts), "; ".join(whys.values()), after)
+
+
+def in_lines(what: str, why: str, after: str) -> str:
+    """Return what a cell ended with, why, and what is next, each on a line."""
+    parts = (("", what), ("Why: ", why), ("Next: ", after))
+    return "\n".join(f"{name}{said}" for name, said in parts if said)
 
 
 def _op_and_cause(error: RankError) -> tuple[str, str]:
@@ -309,6 +320,9 @@ def _op_and_cause(error: RankError) -> tuple[str, str]:
         op, _, why = said.partition(_ABORTED)
         return op, why
     op, *cause = _TIMED_OUT.split(said, maxsplit=1)
+    if not cause:
+        # Of torch's.
+        op, *cause = _DIAGNOSED.split(said, maxsplit=1)
     return op, cause[0] if cause else ""
 
 

@@ -207,7 +207,7 @@ def test_an_interrupt_ends_the_cell_and_the_next_one_works(
     assert cell.error.startswith("Interrupted: after ")
     # Where each rank was; the last ones may not have come far.
     assert f"at cell {kernel.cells} line " in cell.error
-    assert cell.error.count("\n") == 0
+    assert len(cell.error_lines) <= 6
     assert "Traceback" not in cell.stream("stderr")
     after = kernel("%%distributed", "x = np.ones(1)", "dist.all_reduce(x)", "x[0]")
     assert "4.0" in after.stream()

@@ -274,6 +274,23 @@ def test_a_timeout_is_told_in_lines() -> None:
     ]
 
 
+def test_the_cause_of_a_death_and_of_what_torch_gave_up_has_its_line() -> None:
+    died = error(0, "EngineDied", "killed by SIGABRT; diagnosis: dtypes differ")
+    assert tell([died, error(1, "DistAbortedError")], "%dist_restart") == (
+        "rank 0: EngineDied: killed by SIGABRT at cell 7 line 3; rank 1: op aborted\n"
+        "Why: dtypes differ\n"
+        "Next: %dist_restart"
+    )
+    said = "barrier #1 (cell 7 line 3): timed out; diagnosis at 18:45:29: rank 2 is out"
+    for other in ("DistTimeoutError", "DistBackendError"):
+        failed = [error(0, "DistTimeoutError", said), error(1, other, said)]
+        told = tell(failed, "").splitlines()
+        assert told[0].count("barrier #1 (cell 7 line 3): timed out") == len(
+            {one.ename for one in failed}
+        )
+        assert told[1:] == ["Why: rank 2 is out"]
+
+
 def test_a_cell_that_raised_is_told_in_one_line_with_what_is_next() -> None:
     errors = [error(0), error(1, "DistAbortedError")]
     assert tell(errors, "group 'default' rebuilt") == (
