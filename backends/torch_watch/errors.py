@@ -19,7 +19,8 @@ from ..groups.abort_reason import VERDICT_WAIT, FoundCause
 from ..work.flight_recorder import recorder
 from .aborting import aborted_error, describe, identity
 from .calls import Call, failed_call
-from .creation import Made, issued, known_groups
+from .creation import Made, issued, known_groups, made_of
+from .given_up import has_timed_out, past, tell_given_up
 from .gloo_sockets import count_connections
 from .patching import replace
 
@@ -73,8 +74,8 @@ def _explain(error: BaseException) -> BaseException | None:
                 listener(group, str(error))
         for group, made, cause in causes:
             if call.group is group if call else _IN_GLOO.match(str(error)):
-                return _given_up(error, group, made, call, cause)
-        return None
+                return _given_up(error, group, made, call, str(cause), cause)
+        return _after_others(error, call)
     group, made = found
     op = made.op, made.sequence_number, made.source
     if made.op is None and call is not None and call.group is group:
@@ -93,17 +94,33 @@ def _op(call: Call | None) -> tuple[str | None, int | None, str]:
     return call.op_type.value, call.seq, line
 
 
+def _after_others(error: BaseException, call: Call | None) -> BaseException | None:
+    """Return the error of an op that other ranks gave up before; ``None``: none did."""
+    if call is None or has_timed_out(error) or not _IN_GLOO.match(str(error)):
+        return None
+    given_up = past(call.group)
+    if not given_up:
+        return None
+    told = tell_given_up(given_up, call)
+    cause = FoundCause(told)
+    return _given_up(error, call.group, made_of(call.group), call, told, cause)
+
+
 def _given_up(
-    error: BaseException, group: Any, made: Made, call: Call | None, cause: FoundCause
+    error: BaseException,
+    group: Any,
+    made: Made,
+    call: Call | None,
+    told: str,
+    cause: FoundCause,
 ) -> DistError:
-    """Return the error of an op that torch gave up, with `cause`."""
+    """Return the error of an op that torch gave up, with `cause` as it is `told`."""
     text = _IN_GLOO.sub("", str(error)).partition("\n")[0]
     text = text.partition(_ADVICE)[0].rstrip(".")
-    late = "timed out" in text.lower()
     op, number, line = _op(call)
     about = identity(group, made, op, number)
-    shown = (DistTimeoutError if late else DistBackendError)(
-        f"{describe(about, line)}: {text}; {cause}",
+    shown = (DistTimeoutError if has_timed_out(error) else DistBackendError)(
+        f"{describe(about, line)}: {text}; {told}",
         **about,
         culprits=cause.culprits,
         reason=cause.text,

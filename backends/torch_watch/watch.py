@@ -20,6 +20,8 @@ from ..work.flight_recorder import recorder
 from . import aborting, creation
 from .calls import CallLog
 from .errors import install_excepthook, on_broken
+from .frames import note_submitters
+from .given_up import note_given_up
 from .groups import TorchGroup, base_name
 from .patching import when_imported
 from .private.groups import C10D, RECORDER_SIZE, Names, probe
@@ -120,10 +122,12 @@ class TorchWatch:
         self.calls.install()
         self.calls.guards.append(aborting.check)
         self.calls.on_error = self.on_error
+        self.on_error.insert(0, note_given_up)
         self._undo.append(self.calls.remove)
         self._undo.append(creation.install(names))
         self._undo.append(self._unfinished.install(names))
         self._undo.append(install_excepthook())
+        self._undo.append(note_submitters())
         on_broken.append(self._note_broken)
         self._undo.append(lambda: on_broken.remove(self._note_broken))
         self._undo.append(self._note_births(names))

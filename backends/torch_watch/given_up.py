@@ -1,0 +1,123 @@
+"""Ops that a rank has given up: a rank that comes later learns why nobody is there.
+
+gloo closes its connections when an op times out. A rank that enters the op later gets
+an error of its own, about a connection, hence each rank notes in the group's store what
+has timed out there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..rank_sets import name_ranks
+from ..work.flight_recorder import recorder
+from .calls import Call, failed_call
+from .private.groups import names
+
+__all__ = ["GivenUp", "has_timed_out", "note_given_up", "past", "tell_given_up"]
+
+_KEY = "rankscope/given_up"
+#: Notes that are read: a rank needs one.
+_MOST = 8
+#: Seconds for which an error waits for the store.
+_WAIT = 0.5
+#: Seconds that a rank came after the end of an op at least to be called late: hosts'
+#: clocks differ.
+_LATE = 0.5
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """An op that timed out on global rank `rank`, after `seconds`, at `at`."""
+
+    rank: int
+    op: str
+    line: str
+    seconds: float
+    at: float
+
+
+def has_timed_out(error: BaseException) -> bool:
+    """Whether an op of gloo has ended by its timeout."""
+    return "timed out" in str(error).lower()
+
+
+def note_given_up(group: Any, error: BaseException) -> None:
+    """Note in the store of `group` that an op has timed out here."""
+    call = failed_call(error)
+    if call is None or call.backend != "gloo" or not has_timed_out(error):
+        return
+    now = time.time()
+    note = GivenUp(
+        names().default.rank(), _name(call), _line(call), now - call.began_ns / 1e9, now
+    )
+    store = names().own_store(group)
+
+    def write() -> None:
+        number = store.add(_KEY, 1)
+        store.set(f"{_KEY}/{number}", json.dumps(asdict(note)))
+
+    _within(write)
+
+
+def past(group: Any) -> list[GivenUp]:
+    """Return what ranks of `group` have given up, the first one first."""
+    store = names().own_store(group)
+    found: list[GivenUp] = []
+
+    def read() -> None:
+        for number in range(1, _MOST + 1):
+            key = f"{_KEY}/{number}"
+            if not store.check([key]):
+                return
+            found.append(GivenUp(**json.loads(store.get(key))))
+
+    _within(read)
+    return list(found)
+
+
+def tell_given_up(given_up: list[GivenUp], call: Call | None) -> str:
+    """Return who has timed out where, and whether this rank came to it afterwards."""
+    first = given_up[0]
+    those = [one for one in given_up if (one.op, one.line) == (first.op, first.line)]
+    where = f" ({first.line})" if first.line else ""
+    text = (
+        f"{name_ranks(sorted({one.rank for one in those}))} timed out in {first.op}"
+        f"{where} after {first.seconds:.0f} s"
+    )
+    late = 0.0 if call is None else call.began_ns / 1e9 - first.at
+    if late < _LATE:
+        return text
+    if _name(call) == first.op:
+        return f"{text}: they waited for this rank, which came {late:.0f} s later"
+    return f"{text}, {late:.0f} s before this rank came to {_name(call)}"
+
+
+def _name(call: Call | None) -> str:
+    """Return ``barrier #3``; torch does not count its monitored barriers."""
+    assert call is not None
+    return call.op_type.value + (f" #{call.seq}" if call.seq else "")
+
+
+def _line(call: Call) -> str:
+    return recorder.name_source(call.frames[0]) if call.frames else ""
+
+
+def _within(act: Callable[[], None]) -> None:
+    """Do something with a store for a moment: whoever serves it may be gone."""
+
+    def run() -> None:
+        try:
+            act()
+        except RuntimeError:
+            # So it is; nobody learns of it.
+            pass
+
+    thread = threading.Thread(target=run, name="rankscope-given-up", daemon=True)
+    thread.start()
+    thread.join(_WAIT)
