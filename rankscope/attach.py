@@ -16,6 +16,7 @@ from rankscope.backends.attach.look import Look, as_json
 from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.py_spy import PySpyError, find_py_spy
 from rankscope.backends.attach.read import find_spawned, look
+from rankscope.backends.hang_report.rank_parts import rank_parts
 from rankscope.command_output import DONE, FAILED, HANGS, say
 from rankscope.widgets.report.page import write_page
 
@@ -106,7 +107,7 @@ def _tell(
     py_spy: str | None,
 ) -> int:
     count = sum(len(job.members) for job in jobs)
-    looks = look(jobs, py_spy, _Progress(count))
+    looks = look(jobs, py_spy, _Progress(count), [rank_parts])
     if values.html is not None and looks:
         if len(looks) != 1:
             return _fail(_one_page(looks))
@@ -116,7 +117,7 @@ def _tell(
     else:
         for one in looks:
             say(one.as_text())
-            if (hint := _hint(one.job)) is not None:
+            if (hint := _hint(one)) is not None:
                 say(f"  {hint}")
     for problem in problems:
         _fail(problem)
@@ -152,11 +153,12 @@ class _Progress:
             print(text, end=end, file=sys.stderr, flush=True)
 
 
-def _hint(job: Job) -> str | None:
+def _hint(found: Look) -> str | None:
     """Return which command knows more of a job."""
+    job = found.job
     if job.launcher == ENGINES:
         return "rankscope diagnose knows more of the ranks that %dist_init has started"
-    if _is_watched(job):
+    if _is_watched(job) and not found.has_records:
         return (
             "rankscope.torch watches this job: rankscope diagnose knows more while its "
             "rank 0 is in torch's default group"

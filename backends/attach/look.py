@@ -75,7 +75,10 @@ class Look:
     def _notes(self) -> list[str]:
         notes = list(self.job.notes)
         ranks = {one.rank for one in self.job.members}
-        lacking = set(range(self.job.world_size or 0)) - ranks
+        told = {
+            rank for rank, one in self.report.evidence.ranks.items() if one.recorded
+        }
+        lacking = set(range(self.job.world_size or 0)) - ranks - told
         if lacking:
             verb = "is" if len(lacking) == 1 else "are"
             notes.append(f"{name_ranks(lacking)} {verb} not looked at")

@@ -18,7 +18,10 @@ from .nccl_ras import ras_reports
 from .reports import Found, Reports
 from .stacks import Stack, read_stacks, spawned_rank
 
-__all__ = ["find_spawned", "look"]
+__all__ = ["Source", "find_spawned", "look"]
+
+#: Asks a service of a job; None: it has none.
+Source = Callable[[Job], Reports | None]
 
 #: Why counts of NCCL alone decide nothing.
 _EQUAL = (
@@ -59,6 +62,7 @@ def look(
     jobs: Sequence[Job],
     py_spy: str | None,
     told: Callable[[int], None] = lambda _: None,
+    sources: Sequence[Source] = (),
 ) -> list[Look]:
     """Read the stacks of all processes of `jobs`, and return what they tell.
 
@@ -70,8 +74,17 @@ def look(
         The program that reads stacks; see `find_py_spy`. None: it is missing.
     told
         It is called with the number of stacks that were read.
+    sources
+        Ask what serves in a job, beside torch's debug server and NCCL's RAS service;
+        the best one first.
     """
-    reports = [list(_reports(job, py_spy)) for job in jobs]
+    reports = [
+        [
+            *(one for ask in sources if (one := ask(job)) is not None),
+            *_reports(job, py_spy),
+        ]
+        for job in jobs
+    ]
     processes = [member.process for job in jobs for member in job.members]
     if py_spy is None:
         stacks = {one.pid: Stack(problem="py-spy is missing") for one in processes}

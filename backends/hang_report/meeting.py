@@ -14,11 +14,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Meeting"]
+__all__ = ["Meeting", "find_meeting"]
 
 
 class Meeting:
@@ -128,6 +128,12 @@ class Meeting:
         """Return the folder of what a rank has left at its end."""
         return self.folder / f"last_words_{rank}"
 
+    def leave_nothing(self) -> None:
+        """Leave, as one that is no rank: its files go with it."""
+        self._path(self.rank).unlink(missing_ok=True)
+        self._bell(self.rank).unlink(missing_ok=True)
+        self.close()
+
     def close(self) -> None:
         """Leave; the last rank removes the folder."""
         with _private_folder() as parent:
@@ -138,10 +144,29 @@ class Meeting:
                 parent.rmdir()
 
 
+def find_meeting(pids: Collection[int]) -> str | None:
+    """Return the key of the job that has one of these processes as a rank."""
+    folder = _path_of_user()
+    with contextlib.suppress(FileNotFoundError):
+        status = folder.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            return None
+        for path in folder.glob("*/rank_*"):
+            with contextlib.suppress(ValueError):
+                about = json.loads(path.read_bytes())
+                if about.get("pid") in pids and _is_locked(path):
+                    return path.parent.name
+    return None
+
+
+def _path_of_user() -> Path:
+    return Path(tempfile.gettempdir(), f"rankscope-report-{os.getuid()}")
+
+
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
     """Return the folder of this user, while no other process comes or leaves."""
-    folder = Path(tempfile.gettempdir(), f"rankscope-report-{os.getuid()}")
+    folder = _path_of_user()
     lock = None
     while lock is None:
         # Who has left last may have removed it meanwhile.

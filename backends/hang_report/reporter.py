@@ -17,10 +17,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..errors import DistAbortedError
 from .c_signals import end_by
 from .conclusion import Conclusion
 from .host_rank import HostRank
 from .place import Place
+from .reports import LOOK as FROM_OUTSIDE
 from .reports import VERDICT_WAIT, Wish, say_on_stderr, until
 from .settings import Settings
 from .waiting import Waiting
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 LOOK = 1.0
 #: Seconds that a rank waits for its own error, where another one has had one.
 ERROR_WAIT = 0.3
+#: Reasons that come with the end of a rank.
+_ENDS = ("error", "exception", "crash")
 #: Seconds in which a process of before may still be this rank.
 TAKEN_WAIT = 20.0
 
@@ -47,7 +51,7 @@ class Reporter:
     place
         Which rank of which job this process is.
     is_attended
-        Whether somebody looks at the job: then no report is written.
+        Whether somebody looks at the job: then no report of a hang is written.
     say
         Tells the verdict; it is told by one rank.
     """
@@ -79,6 +83,8 @@ class Reporter:
         self._began = time.monotonic()
         #: Called on the thread with each byte that a signal has written.
         self.on_signal: Callable[[int], None] = lambda number: None
+        #: Called on the thread before a crash ends the process.
+        self.on_crash: Callable[[], None] = lambda: None
         #: Called on the thread at its end.
         self.on_stop: Callable[[], None] = lambda: None
         self._thread = threading.Thread(
@@ -121,13 +127,26 @@ class Reporter:
         here = os.getpid() == self._process and self._thread.is_alive()
         # Without a rank it joins nobody.
         nobody = self._joined is None and self._place.rank is None
-        if nobody or not here or self._is_attended():
+        if nobody or not here or self._is_told(wish):
             done.set()
             return done
         with self._lock:
             self._wishes.append((wish, done))
         self._wake()
         return done
+
+    def _is_told(self, wish: Wish) -> bool:
+        """Whether somebody looks at the job who needs no report.
+
+        Of an op that hangs, and of an abort: an error ends what there is to look at.
+        """
+        told = wish.reason not in _ENDS or isinstance(wish.error, DistAbortedError)
+        return told and self._is_attended()
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether somebody looks at the job."""
+        return self._is_attended()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -214,7 +233,7 @@ class Reporter:
             if request.reason in ("error", "exception"):
                 # This rank may have failed, too, and its error is on its way.
                 until(lambda: bool(self._wishes), ERROR_WAIT)
-            if self._wishes:
+            if self._wishes and request.reason != FROM_OUTSIDE:
                 joined.reports.take_part(request, self._wishes[0][0])
                 self._fulfil()
             else:
@@ -234,9 +253,11 @@ class Reporter:
         """Have a report written while the end of this process is held up."""
         if joined.silent.has_crashed():
             wish = Wish("crash")
-            if not self._is_attended() and not joined.reports.are_told(wish):
+            if not joined.reports.are_told(wish):
                 joined.reports.request(wish)
             joined.leave()
+            with contextlib.suppress(Exception):
+                self.on_crash()
             end_by(signal.SIGABRT)
 
     def _look_at_ops(self, joined: HostRank) -> None:

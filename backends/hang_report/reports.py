@@ -32,7 +32,17 @@ from .rendezvous import rendezvous
 from .silent import request_stacks
 from .waiting import Waiting
 
-__all__ = ["VERDICT_WAIT", "Reports", "Request", "Wish", "say_on_stderr", "until"]
+__all__ = [
+    "AFTERMATH",
+    "LOOK",
+    "VERDICT_WAIT",
+    "Reports",
+    "Request",
+    "Wish",
+    "await_parts",
+    "say_on_stderr",
+    "until",
+]
 
 #: Seconds that ranks get for their parts: then those without one get the signal at
 #: which they write their stacks, for which they get as much again.
@@ -44,6 +54,8 @@ CRASH_WAIT = 1.5
 VERDICT_WAIT = 6.0
 #: Seconds after an error in which the errors of other ranks follow from it.
 AFTERMATH = 30.0
+#: The reason of somebody outside of the job, who makes the verdict and keeps nothing.
+LOOK = "look"
 #: Reports of one job that are kept: it may go on after a stall.
 MOST = 5
 
@@ -125,6 +137,8 @@ class Reports:
 
     def request(self, wish: Wish) -> None:
         """Have all ranks of this host write; make the verdict."""
+        while (first := self.pending()) is not None and first.reason == LOOK:
+            self.take_part(first, Wish(""))
         folder = self._make_folder()
         request = Request(
             self.count + 1, str(folder), self._meeting.rank, wish.reason, time.time()
@@ -139,10 +153,19 @@ class Reports:
         folder.rmdir()
         first = self.pending()
         assert first is not None
-        self.take_part(first, wish)
+        if first.reason == LOOK:
+            self.request(wish)
+        else:
+            self.take_part(first, wish)
 
     def take_part(self, request: Request, wish: Wish) -> None:
-        """Write this rank's part, and wait for the verdict."""
+        """Write this rank's part, and wait for the verdict, if one is to come."""
+        if request.reason == LOOK:
+            # Who asks may be gone, and its folder too.
+            if Path(request.folder).exists():
+                self._write_part(request, wish)
+            self.count = request.number
+            return
         meeting, result = self._meeting, f"result_{request.number}"
         if meeting.get(f"closed_{request.number}") is None:
             self._write_part(request, wish)
@@ -169,15 +192,7 @@ class Reports:
                 status, rank = path.stat(), int(path.stem.removeprefix(STACKS))
                 old = time.time() - status.st_mtime > CRASH_WAIT
                 if status.st_size and old and death_by_signal(rank, read_stacks(path)):
-                    self._request_stacks(rank, meeting.known()[rank])
-
-    def _request_stacks(self, rank: int, about: Mapping[str, Any]) -> bool:
-        """Send a rank its signal; return whether it has one, and lives."""
-        number, pid = about.get("signal"), about.get("pid")
-        if type(number) is int and type(pid) is int and self._meeting.lives(rank):
-            request_stacks(pid, number)
-            return True
-        return False
+                    _signal(meeting, rank, meeting.known()[rank])
 
     def leave_words(self, error: BaseException | None) -> None:
         """Leave what is known of this rank for reports after its end."""
@@ -238,7 +253,7 @@ class Reports:
             ended=wish.ended,
             in_flight=failed or waits,
             failed=failed,
-            final=request.reason != "stall",
+            final=request.reason not in ("stall", LOOK),
             death=death,
         )
 
@@ -253,7 +268,7 @@ class Reports:
 
     def _find(self, request: Request) -> Conclusion:
         folder = Path(request.folder)
-        self._await_parts(folder)
+        await_parts(folder, self._meeting)
         add_absent_ranks(folder, self._meeting)
         lacking = set(range(self._place.world_size or 0)) - _told(folder)
         if lacking and rendezvous() is not None:
@@ -272,25 +287,35 @@ class Reports:
                 self._say(f"rankscope: {found}")
         return found
 
-    def _await_parts(self, folder: Path) -> None:
-        meeting = self._meeting
 
-        def lacking() -> list[int]:
-            return [
-                rank
-                for rank in meeting.living()
-                if not (folder / f"{FACTS}{rank}.json").exists()
-            ]
+def await_parts(folder: Path, meeting: Meeting) -> None:
+    """Wait for the parts of the ranks, or for the stacks of those that write none."""
 
-        until(lambda: not lacking(), PART_WAIT)
-        silent, known, paths = lacking(), meeting.known(), []
-        for rank in silent:
-            if self._request_stacks(rank, known[rank]):
-                paths.append(meeting.folder / f"{STACKS}{rank}.txt")
-        if paths:
-            until(lambda: all(one.stat().st_size for one in paths), STACKS_WAIT)
-            # Until all of it is there.
-            time.sleep(0.05)
+    def lacking() -> list[int]:
+        return [
+            rank
+            for rank in meeting.living()
+            if not (folder / f"{FACTS}{rank}.json").exists()
+        ]
+
+    until(lambda: not lacking(), PART_WAIT)
+    silent, known, paths = lacking(), meeting.known(), []
+    for rank in silent:
+        if _signal(meeting, rank, known[rank]):
+            paths.append(meeting.folder / f"{STACKS}{rank}.txt")
+    if paths:
+        until(lambda: all(one.stat().st_size for one in paths), STACKS_WAIT)
+        # Until all of it is there.
+        time.sleep(0.05)
+
+
+def _signal(meeting: Meeting, rank: int, about: Mapping[str, Any]) -> bool:
+    """Send a rank its signal for stacks; return whether it has one, and lives."""
+    number, pid = about.get("signal"), about.get("pid")
+    if type(number) is int and type(pid) is int and meeting.lives(rank):
+        request_stacks(pid, number)
+        return True
+    return False
 
 
 def say_on_stderr(text: str) -> None:

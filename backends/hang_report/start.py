@@ -39,7 +39,7 @@ def report_hangs(
         Where and when; nothing is done where they have no folder, nor for one rank.
         Those of the first call count.
     is_attended
-        Whether somebody looks at the job: then no report is written.
+        Whether somebody looks at the job: then no report of a hang is written.
     rank, world_size, init_method
         What the program tells of the job, as `init_process_group` takes it.
     torch

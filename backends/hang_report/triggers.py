@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DistAbortedError
 from ..groups.unattended import on_overdue
+from ..groups.world import world
 from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
-from .reports import Wish
+from .reports import Wish, until
 
 if TYPE_CHECKING:
     from ..torch_watch.watch import TorchWatch
@@ -28,6 +29,8 @@ before_termination: list[Callable[[], object]] = []
 #: Seconds after which an op that is in flight when a launcher ends the rank is worth a
 #: report: before that the job may have been fine.
 OLD = 5.0
+#: Seconds that an abort of another rank may be on its way.
+ABORT_WAIT = 0.5
 #: Seconds that a rank which is to end waits for the request of another one.
 GRACE = 0.3
 
@@ -49,11 +52,17 @@ def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
 
     def hear(group: Any, error: BaseException) -> None:
         try:
-            aborted = made_of(group).aborted
+            made = made_of(group)
         except LookupError:
             # It is destroyed.
-            aborted = None
-        if aborted is None:
+            add_verdict(reporter, error)
+            return
+        # Who looks may abort it: the op ends before the abort is known on this rank.
+        patience = ABORT_WAIT if reporter.is_attended else 0.0
+        if until(lambda: made.aborted is not None, patience):
+            # Its reason is known.
+            setattr(error, _REPORTED, True)
+        else:
             add_verdict(reporter, error)
 
     watch.on_error.append(hear)
@@ -72,6 +81,13 @@ def _follows_from_a_rank(error: BaseException) -> bool:
         # Somebody wanted it, or it says itself what differs between ranks.
         return False
     return isinstance(error, RuntimeError) and is_consequence(error)
+
+
+def _is_aborted(reporter: Reporter) -> bool:
+    """Whether who looks at the job has ended an op of this rank, which tells why."""
+    return reporter.is_attended and any(
+        one.state == "aborted" for one in world.summary()
+    )
 
 
 def add_verdict(reporter: Reporter, error: BaseException, ended: bool = False) -> None:
@@ -102,7 +118,7 @@ def install_excepthook(reporter: Reporter) -> None:
         traceback: TracebackType | None,
     ) -> None:
         with contextlib.suppress(Exception):
-            if getattr(error, _REPORTED, False):
+            if getattr(error, _REPORTED, False) or _is_aborted(reporter):
                 pass
             elif _follows_from_a_rank(error):
                 add_verdict(reporter, error, ended=True)

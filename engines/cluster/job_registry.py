@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rankscope.backends.errors import DistError, DistStoreError
+from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
@@ -181,6 +182,12 @@ class JobRegistry(RankRegistry):
         deaths = [slot.death for slot in self.slots if slot.death is not None]
         faults = [death for death in deaths if not death.endswith(ENDED)]
         why = "; ".join(faults[:_NAMED]) or (ENDED if deaths else cause)
+        left = [slot.rank for slot in self.slots if slot.alive]
+        if deaths and left and not faults:
+            why = (
+                f"{why} on rank 0, which shows the others; should {name_ranks(left)} "
+                "go on, rankscope diagnose in a terminal there says what they do"
+            )
         with self._lock:
             self.ended = f"the job has ended: {why}"
             waiting = list(self._pending)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from rankscope.backends.hang_report.meeting import Meeting
+from rankscope.backends.hang_report.place import Place
+from rankscope.backends.hang_report.reports import LOOK, Reports, Wish
+from rankscope.backends.hang_report.waiting import Waiting
 
 
 @pytest.fixture
@@ -72,3 +76,27 @@ def test_a_folder_that_others_may_read_is_refused(parent: Path) -> None:
     parent.symlink_to(parent.parent)
     with pytest.raises(OSError, match="rankscope-report"):
         Meeting("job", 0, {})
+
+
+def test_a_look_from_outside_is_no_report(parent: Path, tmp_path: Path) -> None:
+    """It suppresses no later one, and what is to be written is gone with who looks."""
+    meeting = Meeting("job", 0, {})
+    reports = Reports(tmp_path / "kept", meeting, Waiting(), Place(), lambda text: None)
+    folders = [tmp_path / "look", tmp_path / "gone"]
+    folders[0].mkdir()
+    for number, folder in enumerate(folders, 1):
+        asked = {
+            "folder": str(folder),
+            "rank": -4711,
+            "reason": LOOK,
+            "at": time.time(),
+        }
+        assert meeting.put(f"request_{number}", asked)
+        request = reports.pending()
+        assert request is not None
+        reports.take_part(request, Wish(""))
+    assert reports.pending() is None
+    assert not reports.are_told(Wish("stall"))
+    assert (folders[0] / "facts_rank_0.json").exists()
+    assert not folders[1].exists()
+    meeting.close()

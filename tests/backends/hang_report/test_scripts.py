@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,12 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.attach.choose import jobs_of_user
+from rankscope.backends.attach.process_table import read_table
+from rankscope.backends.attach.read import look
 from rankscope.backends.conformance.ranks import reserve_port
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.hang_report.rank_parts import rank_parts
 from rankscope.backends.observe.verdicts import Fault
 from rankscope.backends.post_mortem.report import examine
 
@@ -314,3 +319,36 @@ def test_the_end_of_a_watched_script_is_quiet(scripts: Any) -> None:
     assert script.finish() == [0, 0]
     # Python 3.12 starts no thread then.
     assert script.output == ""
+
+
+def test_who_looks_from_outside_is_told_what_the_ranks_record(
+    scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = scripts(
+        2,
+        """
+        dist.init_process_group()
+        if rank:
+            wait("go")  # elsewhere
+        dist.barrier()  # waits
+        """,
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    pids = [one.pid for one in script.ranks]
+    here = script.line("# waits")
+
+    def is_told() -> bool:
+        jobs = jobs_of_user(read_table(), os.geteuid())
+        ours = [job for job in jobs if job.members[0].process.pid in pids]
+        (one,) = look(ours, None, sources=[rank_parts])
+        text = one.as_text()
+        return (
+            f"rank 1 has not entered barrier #1 ({here})" in text
+            and "; rank 0 waits in it\n  read: ranks 0–1 of 2\n" in text
+        )
+
+    until(is_told, DEADLINE)
+    script.let("go")
+    # They leave nothing where they met.
+    assert script.finish() == [0, 0]
+    assert not script.reports.exists()
