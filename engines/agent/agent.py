@@ -124,8 +124,10 @@ class Agent:
             lambda: self.cells.place().location, self._status
         ).write
         controller = urlsplit(private.controller_address(kernel)).netloc
-        self._hang_reports = HangReports(kernel, controller)
         self._publisher = StatusPublisher(kernel, self._summary)
+        self._hang_reports = HangReports(
+            kernel, controller, self._publisher.publish_last
+        )
         # Threads that are here before any cell are those of ipykernel.
         known = sys._current_frames()
         # The last op of a cell may be younger than the last reading of torch.

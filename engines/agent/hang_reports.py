@@ -8,6 +8,7 @@ its kernel is gone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,10 +24,12 @@ __all__ = ["HangReports"]
 class HangReports:
     """Begins when this engine is a rank, and goes on whichever rank it becomes.
 
-    `cluster` is what the engines of one cluster have in common, and no others.
+    `cluster` is what the engines of one cluster have in common, and no others;
+    ``on_crash()`` is called when a library is about to end this process.
     """
 
-    def __init__(self, kernel: Any, cluster: str) -> None:
+    def __init__(self, kernel: Any, cluster: str, on_crash: Callable[[], None]) -> None:
+        self._on_crash = on_crash
         self._kernel = kernel
         self._place = Place()
         self._place.job = f"cluster {cluster}"
@@ -42,4 +45,5 @@ class HangReports:
         if self._reporter is None and settings.folder is not None and world_size > 1:
             say = partial(say_in_cell, self._kernel)
             self._reporter = Reporter(settings, self._place, say=say)
+            self._reporter.on_crash = self._on_crash
             self._reporter.start()

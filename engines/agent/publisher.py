@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rankscope.backends.groups.world import world
 from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
@@ -21,6 +22,8 @@ HEARTBEAT = 1.0
 #: makes progress needs few messages, and each one takes CPU time from collectives.
 STEADY_OPS = 50
 STEADY_INTERVAL = 0.25
+#: Seconds that the last message gets.
+LAST = 0.2
 #: Seconds after which a subscription that was not renewed ends.
 LEASE = 30.0
 
@@ -63,6 +66,15 @@ class StatusPublisher:
         # Mostly the event is set already, and setting it takes a lock.
         if not self._changed.is_set():
             self._changed.set()
+
+    def publish_last(self) -> None:
+        """Publish once more before the process is ended, with the op that it is in."""
+        for source in world.sources:
+            # A summary alone may lack what was issued a moment ago.
+            source.records()
+        self._publish(time.monotonic())
+        # Until it is sent, by threads of ipykernel and of ZeroMQ.
+        time.sleep(LAST)
 
     def _run(self) -> None:
         issued = recorder.count

@@ -61,6 +61,8 @@ class RankSlot:
     death: str | None = None
     #: The same without the rank, for messages that name it.
     death_cause: str | None = None
+    #: The exit code of its process; ``None``: it has ended none, or is not known.
+    exit_code: int | None = None
     #: UUID of its GPU, and whether it may share it; empty: none, or not known.
     gpu_uuid: str = ""
     may_share_gpu: bool = False

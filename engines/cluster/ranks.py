@@ -25,6 +25,7 @@ from . import recovery
 from . import variables as variables_
 from .benching import Bench, BenchRequest, BenchRow
 from .cells import CellRunner
+from .crash import cause_of_crash
 from .execution import Execution
 from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
@@ -403,6 +404,27 @@ class Ranks(ObservedRanks):
 
     def _died(self, slot: RankSlot) -> None:
         """Handle the death of an engine; runs on an I/O thread and must not wait."""
+        if self._open and slot.exit_code == -signal.SIGABRT:
+            threading.Thread(
+                target=self._explain_death,
+                args=(slot,),
+                name="rankscope-death",
+                daemon=True,
+            ).start()
+        else:
+            self._tell_death(slot)
+
+    def _explain_death(self, slot: RankSlot) -> None:
+        """Find why a library ended the process of a rank, and tell the others."""
+        try:
+            with contextlib.suppress(ClusterError, OSError):
+                why = cause_of_crash(self._registry, slot)
+                if why:
+                    self._registry.add_cause(slot, why)
+        finally:
+            self._tell_death(slot)
+
+    def _tell_death(self, slot: RankSlot) -> None:
         if self._open:
             with contextlib.suppress(OSError):
                 death, culprits = str(slot.death), [slot.rank]

@@ -247,7 +247,7 @@ class EngineRegistry(RankRegistry):
         if on_purpose:
             self.mark_dead(slot, on_purpose)
             return
-        cause = slot.exit_cause(exit_code)
+        cause, slot.exit_code = slot.exit_cause(exit_code), exit_code
         self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)
 
     def mark_dead(self, slot: RankSlot, death: str, cause: str | None = None) -> None:
@@ -262,6 +262,12 @@ class EngineRegistry(RankRegistry):
             self._deaths.notify_all()
         self.channel.fail_pending(slot.uuid, death)
         self._on_death(slot)
+        self._call_subscribers(slot)
+
+    def add_cause(self, slot: RankSlot, why: str) -> None:
+        """Note why a dead rank has died, found after its death."""
+        slot.death = f"{slot.death}; diagnosis: {why}"
+        slot.death_cause = f"{slot.death_cause}; diagnosis: {why}"
         self._call_subscribers(slot)
 
     def await_deaths(self, slots: Iterable[RankSlot], patience: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,11 +26,15 @@ MODEL = """
 
 
 @pytest.fixture(scope="module")
-def cluster(_module_leaves_nothing: None) -> Iterator[Cluster]:
-    """Two ranks of torch, shared by the tests of this module."""
-    with Cluster.start(2, torch="gloo") as started:
-        run(started, MODEL)
-        yield started
+def cluster(
+    _module_leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Two ranks of torch, which write reports, shared by the tests of this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKSCOPE_REPORT", str(tmp_path_factory.mktemp("reports")))
+        with Cluster.start(2, torch="gloo") as started:
+            run(started, MODEL)
+            yield started
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -117,3 +122,46 @@ def test_an_op_that_torch_gives_up_says_why_it_hung(cluster: Cluster) -> None:
     cell = cluster.execute("dist.all_reduce(x, group=short)")
     assert cell.wait(WAIT)
     assert "diagnosis" not in str(cell.errors)
+
+
+def test_a_rank_that_comes_too_late_learns_who_has_timed_out(cluster: Cluster) -> None:
+    run(
+        cluster,
+        """
+        from datetime import timedelta
+        late = dist.new_group([0, 1], timedelta(seconds=1), group_desc="late")
+        """,
+    )
+    op = "dist.all_reduce(torch.ones(1), group=late)"
+    first = cluster.execute(op, ranks=[0], cell=9)
+    assert first.wait(WAIT)
+    ended = time.monotonic()
+    until(lambda: time.monotonic() > ended + 1.2)
+    second = cluster.execute(op, ranks=[1], cell=10)
+    assert second.wait(WAIT)
+    assert second.errors[1].ename == "DistBackendError"
+    assert re.search(
+        r"all_reduce #1 of torch's group 'late' on rank 1 \(cell 10 line 1\): .*; rank "
+        r"0 timed out in all_reduce #1 \(cell 9 line 1\) after 1 s: they waited for "
+        r"this rank, which came \d s later",
+        second.errors[1].evalue,
+    )
+
+
+def test_a_rank_that_torch_ends_by_a_signal_has_the_cause(cluster: Cluster) -> None:
+    cell = cluster.execute(
+        "dist.all_reduce(torch.ones(6, dtype=(torch.float32, torch.float64)[rank]))",
+        cell=11,
+    )
+    assert cell.wait(WAIT)
+    dead = [rank for rank, one in cell.errors.items() if one.ename == "EngineDied"]
+    assert dead
+    for error in cell.errors.values():
+        assert "killed by SIGABRT" in error.evalue
+        assert "; diagnosis: rank 0 issued all_reduce #" in error.evalue
+        assert (
+            " (cell 11 line 1) with dtype float32, rank 1 with dtype float64"
+        ) in error.evalue
+    cluster.restart(dead)
+    cluster.rebuild()
+    run(cluster, "dist.barrier()")

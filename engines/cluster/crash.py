@@ -1,0 +1,80 @@
+"""Why a rank's library ended the process: its last op, beside those of the others.
+
+gloo calls ``abort`` where the sizes of an op differ between ranks. The end is held up
+meanwhile (`backends.hang_report.silent`), so that the rank has published the op.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rankscope.backends.groups.summary import GroupStatus, OpStatus
+from rankscope.backends.observe.diagnosis import diagnose
+from rankscope.backends.observe.verdicts import Fault, RankView, in_one
+from rankscope.backends.work.flight_recorder import SIZES_SHOWN
+
+from ..wire.requests import GetFlightRecord
+from .rank_registry import RankRegistry
+from .rank_slots import RankSlot
+
+__all__ = ["cause_of_crash"]
+
+#: Records that are fetched from each rank, and seconds that they may take.
+RECORDS = 200
+ANSWER = 1.0
+
+_UNLIKE = (
+    *(Fault.OP_MISMATCH, Fault.ORDER_MISMATCH, Fault.ROOT_MISMATCH),
+    *(Fault.REDUCE_OP_MISMATCH, Fault.DTYPE_MISMATCH, Fault.SIZE_MISMATCH),
+)
+
+
+def cause_of_crash(registry: RankRegistry, slot: RankSlot) -> str:
+    """Return how the op that a dead rank was in differs from that of the others.
+
+    Empty where nothing is known to differ.
+    """
+    last = [
+        (group, group.oldest)
+        for group in slot.summary.groups
+        if group.oldest is not None and group.state == "ready"
+    ]
+    others = {rank for group, _ in last for rank in group.ranks} - {slot.rank}
+    if not others:
+        return ""
+    answers = registry.ask(GetFlightRecord(RECORDS), others, ANSWER)
+    now_ns = time.time_ns()
+    views = {
+        rank: RankView(rank, records=dump["records"], now_ns=now_ns)
+        for rank, dump in answers.results.items()
+    }
+    records = [_record(group, op) for group, op in last]
+    views[slot.rank] = RankView(slot.rank, records=records, now_ns=now_ns)
+    groups = {group.key: group.generation for group, _ in last}
+    found = diagnose(groups, views, stall=0.0)
+    return in_one(one for one in found if one.fault in _UNLIKE)[0]
+
+
+def _record(group: GroupStatus, op: OpStatus) -> dict[str, Any]:
+    """Return the record of an op, as far as a status has it."""
+    is_p2p = op.op in ("send", "recv")
+    return {
+        "group_id": group.key.id,
+        "generation": group.generation,
+        "op": op.op,
+        "is_p2p": is_p2p,
+        "collective_seq_id": 0 if is_p2p else op.seq or 0,
+        "p2p_seq_id": op.seq or 0 if is_p2p else 0,
+        "op_id": -1,
+        "backend": group.backend,
+        "state": "started",
+        "peer": op.peer,
+        # Of a longer list a status has the first ones.
+        "sizes": op.sizes if len(op.sizes) < SIZES_SHOWN else (),
+        "dtypes": op.dtypes,
+        "frame": {"source": op.source},
+        "time_created_ns": time.time_ns() - int((op.elapsed or 0.0) * 1e9),
+        "time_started_ns": 0,
+        "time_ended_ns": 0,
+    }

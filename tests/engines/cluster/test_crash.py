@@ -1,0 +1,93 @@
+"""Why a library has ended a rank: its last status beside the records of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from rankscope.engines.cluster.crash import cause_of_crash
+from rankscope.engines.cluster.rank_registry import RankRegistry
+from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.status import GroupStatus, OpStatus, Summary
+from rankscope.engines.wire.answers import Answers
+
+GROUP = GroupStatus("default_pg", (0, 1), "cpu:gloo", 0, "ready", None, 60.0)
+OP = OpStatus(
+    "all_reduce",
+    3,
+    state="started",
+    elapsed=0.2,
+    sizes=((6,),),
+    dtypes=("float32",),
+    source="cell 7 line 3",
+)
+
+
+def record(op: OpStatus) -> dict[str, Any]:
+    """Return the record of the surviving rank, whose op has failed by now."""
+    return {
+        "group_id": GROUP.key.id,
+        "generation": 0,
+        "op": op.op,
+        "is_p2p": False,
+        "collective_seq_id": op.seq,
+        "p2p_seq_id": 0,
+        "op_id": -1,
+        "backend": "gloo",
+        "state": "failed",
+        "peer": None,
+        "sizes": [[*one] for one in op.sizes],
+        "dtypes": list(op.dtypes),
+        "frame": {"source": op.source},
+        "time_created_ns": 1,
+        "time_started_ns": 1,
+        "time_ended_ns": 2,
+    }
+
+
+class Registry:
+    """Answers with the records of rank 1."""
+
+    def __init__(self, *records: dict[str, Any]) -> None:
+        self.records = records
+
+    def ask(self, request: Any, ranks: Iterable[int], timeout: float) -> Answers[Any]:
+        assert set(ranks) == {1}
+        return Answers({1: {"records": [*self.records]}} if self.records else {})
+
+
+def cause(oldest: OpStatus | None, *records: dict[str, Any]) -> str:
+    slot = RankSlot(0, summary=Summary(groups=(replace(GROUP, oldest=oldest),)))
+    return cause_of_crash(cast(RankRegistry, Registry(*records)), slot)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (
+            replace(OP, dtypes=("int64",)),
+            "rank 0 issued all_reduce #3 (cell 7 line 3) with dtype float32, rank 1 "
+            "with dtype int64",
+        ),
+        (
+            replace(OP, sizes=((5,),), source="cell 7 line 9"),
+            "rank 0 issued all_reduce #3 (cell 7 line 3) with 6 elements while rank 1 "
+            "issued all_reduce #3 (cell 7 line 9) with 5 elements",
+        ),
+        (OP, ""),
+    ],
+)
+def test_what_differed_is_the_cause(theirs: OpStatus, said: str) -> None:
+    assert cause(OP, record(theirs)) == said
+
+
+def test_nothing_is_said_where_nothing_is_known() -> None:
+    assert cause(None, record(OP)) == ""
+    # The other rank does not answer.
+    assert cause(OP) == ""
+    # Of a long list the status has the first ones.
+    many = replace(OP, op="all_gather", sizes=((6,),) * 4)
+    assert cause(many, record(replace(many, sizes=((5,),) * 9))) == ""
