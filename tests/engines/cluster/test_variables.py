@@ -162,6 +162,46 @@ def test_an_interrupt_amid_a_value_leaves_everything_usable(
     cluster.execute("dist.barrier(); del huge").result(WAIT)
 
 
+NOTED = """
+from rankscope.engines.wire.value_port import ValuePort
+kept, answers = ValuePort.send, []
+def noting(port, frames):
+    try:
+        answers.append(kept(port, frames))
+    except ConnectionError:
+        answers.append("lost")
+        raise
+    return answers[-1]
+ValuePort.send = noting
+huge = np.zeros(64 << 20, "u1")
+"""
+
+
+def test_an_interrupted_pull_has_the_ranks_send_nothing_afterwards(
+    cluster: Cluster, far: list[ValueServer], tmp_path: Path
+) -> None:
+    cluster.execute(NOTED).result(WAIT)
+    flag = tmp_path / "go"
+    busy = cluster.execute(
+        f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)",
+        ranks=1,
+    )
+
+    def interrupt(moved: int, total: int) -> None:
+        if moved:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cluster.pull("huge", timeout=WAIT, progress=interrupt)
+    flag.touch()
+    busy.result(WAIT)
+    # Rank 0 was amid its value; rank 1 came to the request after the interrupt.
+    after = "ValuePort.send = kept; del huge; answers"
+    cell = cluster.execute(after, keep_value=True).result(WAIT)
+    assert cluster.values(cell, timeout=WAIT) == {0: ["lost"], 1: [None]}
+    assert far[0].moved < HUGE.nbytes
+
+
 def test_a_connection_that_is_lost_amid_a_value_names_the_rank(
     cluster: Cluster, far: list[ValueServer]
 ) -> None:
