@@ -2,7 +2,7 @@
 
 No thread runs while no page shows the board. While one does, one thread updates the
 model and sends what changed, at most ten times a second, and uses at most a
-twenty-fifth of a core.
+fortieth of a core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FULL_REFRESH = 1.0
 #: 10 s shows that the kernel is gone.
 BEAT = 2.0
 #: The thread pauses for this many times the processor time of the last update.
-REST_FACTOR = 24.0
+REST_FACTOR = 39.0
 #: Seconds without a message after which a page counts as closed: it sends one every
 #: 15 s, and a browser slows the timer of a hidden page down to once a minute.
 VIEWER_TIMEOUT = 150.0
