@@ -24,7 +24,7 @@ COLUMNS = (
     Column("line", "line", "where the op was issued, or the rank computes", drop=1),
     Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=5),
     Column("dtype", "dtype", "data type of its first array", drop=7),
-    Column("elapsed", "elapsed", "time in flight, against the timeout", True, drop=2),
+    Column("elapsed", "elapsed", "time in flight / median of this op", True, drop=2),
     Column("last", "last", "duration of the last op completed", True, drop=5),
     Column("algbw", "algbw", "of the last op: size / time", True, drop=8),
     Column("busbw", "busbw", "of the last op, on the bus", True, drop=6),
@@ -47,8 +47,8 @@ def shown(rank: int, row: Cells, now: float) -> Row:
     texts["elapsed"] = ""
     if "since" in row:
         texts["elapsed"] = elapsed_text(now - float(row["since"]))
-        if "limit" in row:
-            texts["elapsed"] += f" / {elapsed_text(float(row['limit']))}"
+        if "usual" in row:
+            texts["elapsed"] += f" / {row['usual']}"
     silent = 0.0 if row["state"] == "dead" else float(row.get("silent", 0))
     texts["beat"] = elapsed_text(now - silent) if silent else ""
     return Row(

@@ -12,6 +12,7 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import GroupStatus
 
 from ..units import elapsed_text
+from .durations import Durations
 from .rows import NOT_BUILT, Cells, text
 from .transports import Connections, transports_text
 
@@ -48,6 +49,7 @@ class Group:
     reasons: dict[int, str] = field(default_factory=dict)
     #: The last verdict on it, and the generation that hung.
     hang: tuple[Verdict, int] | None = None
+    durations: Durations = field(default_factory=Durations)
     #: Rank → the status that its row was made of.
     statuses: dict[int, GroupStatus] = field(default_factory=dict)
     # What the transports were last written of, and the text.

@@ -21,6 +21,7 @@ from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.engines.status import advice_of
 
+from ..units import duration_text
 from .banner import Banner, banner_of, verdict_cells
 from .group import NO_GROUP, Group
 from .rows import Cells, as_aborted, cells, text
@@ -139,6 +140,12 @@ class BoardModel:
         number = rank.rank
         old = group.base.get(number, {})
         new = as_aborted(cells(rank, status, now), old)
+        if status is not None:
+            group.durations.add(number, status.completed)
+            usual = status.oldest and group.durations.median(status.oldest)
+            if usual is not None:
+                usual = float(f"{usual:.2g}")
+                new |= {"median": usual, "usual": duration_text(usual)}
         if _same_start(old, new):
             new["since"] = old["since"]
         if _same_line(old, new):

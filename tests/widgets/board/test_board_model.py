@@ -107,6 +107,24 @@ class TestRows:
         # As another process may send it.
         assert said(op("send", 3, peer=-1)) == said(op("send", 3, peer=9)) == "send"
 
+    def test_the_time_in_flight_is_against_the_median_of_the_op(self) -> None:
+        found = BoardModel()
+
+        def usual(*seconds: float, size: int = 1024, seq: int = 1) -> object:
+            for place, one in enumerate(seconds, seq):
+                done = op(seq=place, nbytes=1024, duration=one)
+                found.update(cluster(rank(0, group(completed=done))), place)
+            flying = op(seq=99, nbytes=size, state="started", elapsed=6.0)
+            found.update(cluster(rank(0, group(oldest=flying, completed=done))), 99)
+            return found.groups[0].row(0).get("usual")
+
+        assert usual(0.3, 5e-3, 2e-3) == "5.00 ms"
+        # A status that says the same again is no other op.
+        assert usual(2e-3, seq=3) == "5.00 ms"
+        assert usual(-1.0, 4e-3, seq=4) == "4.50 ms"
+        # How long ops of another size take says nothing of this one.
+        assert usual(4e-3, seq=9, size=4096) is None
+
     def test_in_a_cell(self) -> None:
         row = self.row(rank(0, group(), state="busy", cell=7, busy_for=3.0))
         assert (row["state"], row["mood"]) == ("in cell 7", "busy")
@@ -767,7 +785,7 @@ class TestTextAndHtml:
         assert lines[1].startswith("Missing ranks: Rank 2 has not entered")
         assert lines[3] == "default · ranks 0–3 · cpu:tcp · timeout 5 min"
         assert "waits for rank 2" in lines[5]
-        assert "6.4 s / 5 min" in lines[5]
+        assert "6.4 s / 2.10 ms" in lines[5]
         assert "not entered" in lines[7]
         assert "−1" in lines[7]
         assert max(map(len, lines[3:])) <= 100

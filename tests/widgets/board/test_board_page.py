@@ -503,9 +503,23 @@ class TestKeyboard:
             "Abort",
             "Rebuild",
             "default, 4 ranks, idle",
-            "ranks",
+            "ranks, Enter for their lines",
             "Timeline",
         ]
+
+    def test_the_lines_of_the_ranks_can_be_reached(self, scene: Scene) -> None:
+        scene.take(*simulated.hang(4, 2))
+        keyboard = scene.page.page.keyboard
+        scene.page.board().locator(".rows").focus()
+        for key, row in (("Enter", 0), ("ArrowDown", 1), ("ArrowDown", 2)):
+            keyboard.press(key)
+            assert _focused(scene) == "cell 7 line 5"
+            links = scene.page.board().locator(".c-line .place")
+            assert links.nth(row).evaluate("one => one.matches(':focus')")
+        keyboard.press("Escape")
+        assert (
+            scene.page.board().locator(".rows").evaluate("one => one.matches(':focus')")
+        )
 
     def test_keys_with_ctrl_are_left_to_the_page(self, scene: Scene) -> None:
         page = scene.page.page

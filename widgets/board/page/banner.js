@@ -1,9 +1,11 @@
 // The banner: what the state is, in a sentence, and what else is to say.
 
 import { make, makeShape, setAttribute, setText } from "./elements.js";
+import { withPlaces } from "./links.js";
 import { moodClass } from "./text.js";
 
-export function makeBanner(dismiss) {
+/** `goTo(place)` is called where a place in a sentence is pressed. */
+export function makeBanner(dismiss, goTo) {
   const element = make("div", "banner calm");
   const shape = makeShape("calm");
   const title = make("b");
@@ -42,11 +44,11 @@ export function makeBanner(dismiss) {
       const all = sentences.join("\n");
       if (all === shown) return;
       shown = all;
-      text.replaceChildren(...withCode(sentences[0] ?? ""));
+      text.replaceChildren(...withCode(sentences[0] ?? "", goTo));
       more.replaceChildren();
       for (const sentence of sentences.slice(1)) {
         const next = make("p");
-        next.append(...withCode(sentence));
+        next.append(...withCode(sentence, goTo));
         more.append(next);
       }
     },
@@ -54,6 +56,8 @@ export function makeBanner(dismiss) {
 }
 
 /** Return nodes for a text, with the parts between backticks as code. */
-function withCode(text) {
-  return text.split("`").map((part, place) => (place % 2 ? make("code", "", part) : part));
+function withCode(text, goTo) {
+  return text
+    .split("`")
+    .flatMap((part, place) => (place % 2 ? make("code", "", part) : withPlaces(part, goTo)));
 }

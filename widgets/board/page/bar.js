@@ -6,6 +6,8 @@ import { OUTCOME_SHOWN, makeActions } from "./actions.js";
 import { Board } from "./board.js";
 import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { makeHost } from "./host.js";
+import { withPlaces } from "./links.js";
+import { goToLine } from "./places.js";
 import { moodClass } from "./text.js";
 
 export class Bar {
@@ -71,7 +73,11 @@ export class Bar {
     setAttribute(this.shape, "class", `shape ${moodClass(mood)}`);
     setText(this.title, title);
     const said = text.replaceAll("`", "");
-    setText(this.text, said);
+    if (said !== this.text.textContent) {
+      this.text.replaceChildren(
+        ...withPlaces(said, (line) => goToLine(this.element, line, this.store.model.get("name"))),
+      );
+    }
     setAttribute(this.text, "title", said);
     // A question is about the group that it names.
     if (!this.buttons.asking()) this.buttons.update();

@@ -50,15 +50,16 @@ export class Board {
     this.done = make("span", "grow facts", null, { role: "status" });
     this.done.hidden = true;
     head.append(this.title, this.facts, this.done, this.actions);
-    this.banner = makeBanner(() => this.store.request("dismiss", {}, () => {}));
+    const goTo = (line) => this.goTo(line);
+    this.banner = makeBanner(() => this.store.request("dismiss", {}, () => {}), goTo);
     this.news = make("div", "news", null, { role: "alert" });
     this.news.hidden = true;
     this.tabs = new Tabs((id) => this.show(id));
     this.map = make("div", "map", null, { role: "img" });
     this.squares = [];
     this.map.addEventListener("click", (event) => this.onMap(event));
-    this.table = new Table(this.store);
-    this.timeline = new Timeline(this.store, (line) => this.goTo(line));
+    this.table = new Table(this.store, goTo);
+    this.timeline = new Timeline(this.store, goTo);
     this.fold = make("button", "fold", "Timeline", {
       type: "button",
       "aria-expanded": "false",

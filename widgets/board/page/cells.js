@@ -46,7 +46,7 @@ export function isHidden({ key, drop }, level, single) {
 export function concerns(key, names) {
   if (names.has(key)) return true;
   if (key === "state") return names.has("mood");
-  if (key === "elapsed") return names.has("since") || names.has("limit");
+  if (key === "elapsed") return names.has("since") || names.has("usual");
   if (key === "beat") return names.has("silent") || names.has("state");
   if (key === "line") return names.has("at");
   return key === "size" && (names.has("shape") || names.has("dtype"));

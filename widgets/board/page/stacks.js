@@ -3,6 +3,7 @@
 // While a cell runs the kernel is busy, and %dist_profile waits for the cell's end.
 
 import { make, setAttribute, setText } from "./elements.js";
+import { withPlaces } from "./links.js";
 
 const SAMPLED = 5; // s of a flame graph
 
@@ -62,16 +63,7 @@ export class Stacks {
 
   text(stacks) {
     const text = make("pre");
-    // A line of a cell leads there.
-    for (const part of stacks.split(/(cell \d+ line \d+)/)) {
-      if (!/^cell \d+ line \d+$/.test(part)) {
-        text.append(part);
-        continue;
-      }
-      const line = make("button", "place", part, { type: "button" });
-      line.addEventListener("click", () => this.board.goTo(part));
-      text.append(line);
-    }
+    text.append(...withPlaces(stacks, (line) => this.board.goTo(line)));
     return text;
   }
 

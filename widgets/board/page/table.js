@@ -4,6 +4,7 @@
 
 import { cellText, concerns, isInCell, lengthOf, nameOf, standing, stayText } from "./cells.js";
 import { make, makeShape, setAttribute, setText } from "./elements.js";
+import { isPlace } from "./links.js";
 import { elapsedText, moodClass } from "./text.js";
 import { BAR, placeColumns } from "./widths.js";
 
@@ -11,8 +12,10 @@ const SETTLED = 2; // s without a cell that runs after which empty columns go
 const STALL = 5; // s after which a bar changes its colour
 
 export class Table {
-  constructor(store) {
+  /** `goTo(place)` is called where the line of a row is pressed. */
+  constructor(store, goTo) {
     this.store = store;
+    this.goTo = goTo;
     this.group = null;
     this.entries = new Map(); // rank → {row, cells}
     this.dirty = new Map(); // rank → names of cells, or null: all
@@ -27,8 +30,9 @@ export class Table {
     this.element = make("div", "rows", null, {
       tabindex: "0",
       role: "region",
-      "aria-label": "ranks",
+      "aria-label": "ranks, Enter for their lines",
     });
+    this.element.addEventListener("keydown", (event) => this.key(event));
     this.table = make("div", "table", null, { role: "table" });
     const head = make("div", "row titles", null, { role: "row" });
     for (const column of this.columns) {
@@ -130,11 +134,10 @@ export class Table {
       if (column.key === "elapsed") {
         const bar = make("span", "bar", null, { "aria-hidden": "true" });
         bar.append(make("i"));
-        const limit = make("span", "limit", "");
-        cell.append(bar, node, limit);
+        cell.append(bar, node, make("span", "extra", ""));
       } else {
         cell.append(node);
-        if (column.key === "line") cell.append(make("span", "limit", ""));
+        if (column.key === "line") cell.replaceChildren(this.makeLink(node), make("span", "extra", ""));
       }
       row.append(cell);
       return { cell, node };
@@ -147,6 +150,26 @@ export class Table {
     return entry;
   }
 
+  makeLink(node) {
+    // No stop of the Tab key of its own: there may be hundreds.
+    const link = make("button", "place", null, { type: "button", tabindex: "-1" });
+    link.append(node);
+    link.addEventListener("click", () => this.goTo(node.data));
+    return link;
+  }
+
+  /** Enter goes to the first line, arrows to the next one, Escape back. */
+  key(event) {
+    const links = [...this.body.querySelectorAll(".place:enabled")];
+    const place = links.indexOf(event.target);
+    let next = { ArrowDown: links[place + 1], ArrowUp: links[place - 1], Escape: this.element }[event.key];
+    if (place < 0) next = event.key === "Enter" ? links[0] : undefined;
+    if (next === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    next.focus();
+  }
+
   fill(target, column, place, rank, cells, now) {
     if (column.key === "elapsed") {
       this.fillElapsed(target, place, cells, now);
@@ -157,6 +180,7 @@ export class Table {
     if (target.node.data !== text) target.node.data = text;
     this.measure(place, text + stay);
     if (column.key === "line") {
+      target.cell.firstChild.disabled = !isPlace(text);
       setText(target.cell.lastChild, stay);
     } else if (column.key === "state") {
       setAttribute(target.cell.firstChild, "class", `shape ${moodClass(cells.mood)}`);
@@ -168,22 +192,24 @@ export class Table {
   fillElapsed(target, place, cells, now) {
     const bar = target.cell.firstChild;
     let text = "";
-    let limit = "";
+    let usual = "";
     let part = -1;
     if (cells.since !== undefined) {
       const elapsed = now - cells.since;
       text = elapsedText(elapsed);
-      if (cells.limit !== undefined) {
-        limit = ` / ${elapsedText(cells.limit)}`;
-        part = Math.min(1, Math.max(0, elapsed / cells.limit));
-        setAttribute(bar, "class", `bar${elapsed > STALL ? " late" : ""}`);
+      if (cells.usual !== undefined) {
+        usual = ` / ${cells.usual}`;
+        // Full when it has taken as long as the others did.
+        part = Math.min(1, Math.max(0, elapsed / cells.median));
+        const late = elapsed > Math.max(STALL, cells.median);
+        setAttribute(bar, "class", `bar${late ? " late" : ""}`);
       }
     }
     if (target.node.data !== text || this.lengths[place] === 0) {
       target.node.data = text;
-      this.measure(place, text + limit);
+      this.measure(place, text + usual);
     }
-    setText(target.cell.lastChild, limit);
+    setText(target.cell.lastChild, usual);
     // Whole pixels: a bar that moves by less need not be painted.
     const width = part < 0 ? "" : `${Math.max(1, Math.round(part * BAR))}px`;
     bar.hidden = part < 0;

@@ -1,0 +1,20 @@
+// Places in texts, "cell 28 line 4", as buttons that light the line in the notebook.
+
+import { make } from "./elements.js";
+
+const PLACE = /(cell \d+ line \d+)/;
+
+/** Whether a text is a place, and nothing else. */
+export function isPlace(text) {
+  return PLACE.exec(text)?.[0] === text;
+}
+
+/** Return nodes for a text; `goTo(place)` is called where a place is pressed. */
+export function withPlaces(text, goTo) {
+  return text.split(PLACE).map((part, place) => {
+    if (place % 2 === 0) return part;
+    const link = make("button", "place", part, { type: "button" });
+    link.addEventListener("click", () => goTo(part));
+    return link;
+  });
+}
