@@ -124,9 +124,14 @@ def _deaths() -> dict[int, str]:
     """Return how ranks have died, as the store has told the groups that it ended."""
     found: dict[int, str] = {}
     for reason in filter(None, (one.aborted for one in world.groups())):
+        if len(reason.culprits) != 1:
+            continue
+        (rank,) = reason.culprits
         how = reason.text.partition(" is gone: ")[2]
-        if how and len(reason.culprits) == 1:
-            found[reason.culprits[0]] = f"rank {reason.culprits[0]} is dead: {how}"
+        if how:
+            found[rank] = f"rank {rank} is dead: {how}"
+        elif reason.text.startswith(f"rank {rank} ended with "):
+            found[rank] = reason.text
     return found
 
 
@@ -152,7 +157,10 @@ def conclude(folder: Path, others_wait: bool) -> Conclusion:
     size = report.world_size or 0
     elsewhere = sorted(set(range(size)) - report.evidence.ranks.keys())
     if elsewhere:
-        text += f"; nothing of {name_ranks(elsewhere)} is on this host"
+        text += (
+            f"; nothing of {name_ranks(elsewhere)} is on this host: rankscope diagnose "
+            "joins the reports of several"
+        )
     (folder / "verdict.json").write_text(report.as_json() + "\n", encoding="utf-8")
     (folder / "verdict.txt").write_text(
         f"{TITLE}\n\n{report.as_text()}\n", encoding="utf-8"

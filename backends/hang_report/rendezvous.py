@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from types import FrameType
 from typing import Any
 
-from ..groups.api import init_process_group
 from ..work.user_code import users_frame
 
-__all__ = ["rendezvous"]
+__all__ = ["makes_group", "rendezvous"]
 
+_OWN = os.path.join("backends", "groups", "api.py")
 _TORCH = os.path.join("torch", "distributed", "distributed_c10d.py")
 _MAKERS = ("init_process_group", "new_group", "split_group")
 
@@ -28,7 +27,9 @@ def rendezvous(address: str = "") -> dict[str, Any] | None:
     ident = threading.main_thread().ident
     inner = None if ident is None else sys._current_frames().get(ident)
     frame = inner
-    while frame is not None and not _makes_group(frame):
+    while frame is not None and not makes_group(
+        frame.f_code.co_filename, frame.f_code.co_name
+    ):
         frame = frame.f_back
     if frame is None:
         return None
@@ -42,8 +43,6 @@ def rendezvous(address: str = "") -> dict[str, Any] | None:
     }
 
 
-def _makes_group(frame: FrameType) -> bool:
-    code = frame.f_code
-    if code is init_process_group.__code__:
-        return True
-    return code.co_name in _MAKERS and code.co_filename.endswith(_TORCH)
+def makes_group(file: str, function: str) -> bool:
+    """Return whether a function of a file makes a group."""
+    return function in _MAKERS and file.endswith((_OWN, _TORCH))

@@ -275,7 +275,7 @@ class Reports:
             # Its imports take as long as a report: only a rank that waits needs it.
             from .unjoined import add_unjoined
 
-            add_unjoined(folder, lacking)
+            add_unjoined(folder, lacking, self._place.address)
         # A part that comes now would tell otherwise than the verdict.
         self._meeting.put(f"closed_{request.number}", {})
         waits = request.reason != "exception" or _others_wait(folder, request.rank)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..attach.jobs import ancestors
 from ..attach.launchers import VARIABLES, stated_rank
 from ..attach.process_table import Process, read_table
 from ..attach.py_spy import PySpyError, dump, find_py_spy
+from ..post_mortem.evidence_file import RawFile, UnreadableError
+from ..post_mortem.stacks import frames_of_main
+from ..post_mortem.user_frames import Frame, position
 from .part import STACKS, write_facts
+from .rendezvous import makes_group
 
 __all__ = ["add_unjoined"]
 
@@ -23,24 +28,40 @@ __all__ = ["add_unjoined"]
 _MOST = 16
 
 
-def add_unjoined(folder: Path, ranks: Collection[int]) -> None:
-    """Add what is known of those of `ranks` whose processes are on this host."""
+def add_unjoined(folder: Path, ranks: Collection[int], address: str) -> None:
+    """Add what is known of those of `ranks` whose processes are on this host.
+
+    One that writes no reports may wait in the same call; `address` is where they meet.
+    """
     found = _processes(ranks)
     for number, (rank, process) in enumerate(sorted(found.items())):
-        problems = []
-        try:
-            if number < _MOST:
-                stacks = dump(find_py_spy(), process.pid)
-                (folder / f"{STACKS}{rank}.txt").write_bytes(stacks)
-        except PySpyError as error:
-            problems.append(f"its stacks: {error}")
-        facts = {
+        facts: dict[str, Any] = {
             "host": socket.gethostname(),
             "pid": process.pid,
             "has_ended": False,
-            "problems": problems,
         }
+        try:
+            if number >= _MOST:
+                raise PySpyError(f"{_MOST} other stacks were read")
+            stacks = dump(find_py_spy(), process.pid)
+            (folder / f"{STACKS}{rank}.txt").write_bytes(stacks)
+            frames = frames_of_main(RawFile(f"process {process.pid}", stacks))
+            facts["rendezvous"] = _making(frames, address)
+        except (PySpyError, UnreadableError) as error:
+            facts["unseen"] = str(error)
         write_facts(folder, rank, facts)
+
+
+def _making(frames: Sequence[Frame], address: str) -> dict[str, Any] | None:
+    for place, frame in enumerate(frames):
+        if makes_group(frame.file, frame.function):
+            line, _ = position(frames[place + 1 :])
+            return {
+                "call": frame.function,
+                "address": address,
+                "line": None if line is None else list(line[:3]),
+            }
+    return None
 
 
 def _processes(ranks: Collection[int]) -> dict[int, Process]:

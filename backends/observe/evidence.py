@@ -292,6 +292,9 @@ def _join(first: RankEvidence, second: RankEvidence) -> RankEvidence:
         for one in fields(RankEvidence)
         if getattr(first, one.name) is None
     }
+    if first.death and second.death and second.death.startswith(first.death):
+        # It tells where, too.
+        facts["death"] = second.death
     return replace(
         first,
         **facts,

@@ -56,6 +56,8 @@ class FactsReader:
     def __init__(self) -> None:
         #: What the ranks wait for that make a group.
         self.rendezvous: dict[int, Rendezvous] = {}
+        #: Ranks that run and are not seen → why not.
+        self.unseen: dict[int, str] = {}
         self.world_size: int | None = None
         #: The job has come to its end: the youngest op in flight hangs, too.
         self.final = False
@@ -85,6 +87,9 @@ class FactsReader:
                 _line(making.get("line")),
                 world_size,
             )
+        unseen = facts.get("unseen")
+        if isinstance(unseen, str):
+            self.unseen[rank] = unseen[:300]
         found = RankEvidence(rank, source=file.path)
         raised = _raised(facts.get("exception"))
         if raised is not None:
@@ -124,8 +129,15 @@ class ResultReader:
         return []
 
 
-def absences(waiting: Mapping[int, Rendezvous], evidence: Evidence) -> Verdict | None:
-    """Return who is missing where ranks wait for others to make a group."""
+def absences(
+    waiting: Mapping[int, Rendezvous],
+    evidence: Evidence,
+    unseen: Mapping[int, str],
+) -> Verdict | None:
+    """Return who is missing where ranks wait for others to make a group.
+
+    Those that are `unseen` run, and may wait, too.
+    """
     if not waiting:
         return None
     first = next(iter(waiting.values()))
@@ -136,6 +148,7 @@ def absences(waiting: Mapping[int, Rendezvous], evidence: Evidence) -> Verdict |
         for one in evidence.ranks.values()
         # In the group of all ranks a rank with records is already.
         if one.rank not in waiting
+        and one.rank not in unseen
         and not (one.recorded and first.call == "init_process_group")
     ]
     unknown = sorted(set(range(size)) - evidence.ranks.keys())
@@ -147,9 +160,15 @@ def absences(waiting: Mapping[int, Rendezvous], evidence: Evidence) -> Verdict |
         f"{f', where ranks meet at {first.address}' if first.address else ''}"
     ]
     told += _where(missing)
+    told += [
+        f"rank {rank} runs ({evidence.rank(rank).process}), and where is not known: "
+        f"{why}"
+        for rank, why in sorted(unseen.items())
+        if rank not in waiting
+    ]
     if unknown:
         told.append(f"nothing is known of {name_ranks(unknown)}")
-    elif not missing:
+    elif not missing and not unseen:
         told.append("nothing tells who is missing")
     return Verdict(
         Fault.MISSING_RANKS if missing else Fault.UNDECIDED,
@@ -179,8 +198,6 @@ def _where(ranks: Collection[RankEvidence]) -> list[str]:
             place += f" in {one.called}" if one.called else ""
         else:
             place = "is missing"
-            if one.process is not None:
-                place = f"has not come to it: {one.process}"
         places.setdefault(place, []).append(one.rank)
     return [
         f"{name_ranks(one)} {_plural(text) if len(one) > 1 else text}"

@@ -166,7 +166,7 @@ class Texts:
 
         Logs of gloo, and of the store, have tracebacks alone.
         """
-        missing_ones = absences(self._facts.rendezvous, evidence)
+        missing_ones = absences(self._facts.rendezvous, evidence, self._facts.unseen)
         if missing_ones is not None:
             return missing_ones
         logs = self._logs.values()

@@ -229,14 +229,17 @@ def test_a_rank_that_does_not_come_to_init_process_group(scripts: Any) -> None:
         after=2.0,
     )
     found = script.report()
-    assert (found["kind"], found["culprits"]) == (Fault.MISSING_RANKS.value, [1])
     assert (
         f"rank 0 of 2 waits in init_process_group ({script.line('# waits')})"
         in (found["text"])
     )
-    # Where py-spy may read it: its line, or the line of a function that it calls.
-    where = r"it is at train\.py:\d+|pid \d+ on "
-    assert re.search(f"; rank 1 has not come to it: ({where})", found["text"])
+    if "and where is not known" in found["text"]:
+        # py-spy may not read it here.
+        assert found["kind"] == Fault.UNDECIDED.value
+        assert f"; rank 1 runs (pid {script.ranks[1].pid} on " in found["text"]
+    else:
+        assert (found["kind"], found["culprits"]) == (Fault.MISSING_RANKS.value, [1])
+        assert "; rank 1 has not come to it: it is at train.py:" in found["text"]
     script.let("go")
     assert script.finish() == [0, 0]
 

@@ -65,11 +65,27 @@ def test_a_rank_without_facts_is_not_blamed(tmp_path: Path) -> None:
     assert "ranks 2–3" in str(verdict)
 
 
-def test_a_rank_that_writes_nothing_yet_has_its_process(tmp_path: Path) -> None:
-    found = facts(1, pid=4711, host="node1")
+def test_a_rank_that_runs_and_cannot_be_read_may_wait_too(tmp_path: Path) -> None:
+    found = facts(1, pid=4711, host="node1", unseen="py-spy is missing")
     (verdict,) = report_of(tmp_path, facts(0, rendezvous=WAITS), found).verdicts
-    assert verdict.culprits == (1,)
-    assert "rank 1 has not come to it: pid 4711 on node1" in str(verdict)
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    said = "rank 1 runs (pid 4711 on node1), and where is not known: py-spy is missing"
+    assert said in str(verdict)
+
+
+def test_the_death_of_a_rank_has_its_line_if_its_own_host_was_read(
+    tmp_path: Path,
+) -> None:
+    raised = {"text": "OSError: full", "frames": [["/job/data.py", 7, "read"]]}
+    ended = "rank 1 ended with OSError: full"
+    for host, found in (
+        ("a", {"death": ended}),
+        ("b", {"exception": raised, "has_ended": True}),
+        ("c", {"death": ended}),
+    ):
+        (tmp_path / host).mkdir()
+        report_of(tmp_path / host, facts(1, **found))
+    assert examine([tmp_path]).evidence.ranks[1].death == f"{ended} at data.py:7"
 
 
 def test_reports_of_two_hosts_are_joined(tmp_path: Path) -> None:
