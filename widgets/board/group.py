@@ -24,7 +24,15 @@ NO_GROUP = "no group"
 #: Seconds without progress after which a rank's lag behind the others is shown.
 STANDSTILL = 1.0
 
-_MOODS = ("error", "warning", "working", "busy", "calm")
+#: The moods of ranks, the worst first → what a group with such a rank does.
+_STATES = {
+    "error": "error",
+    "warning": "no answer",
+    "working": "in flight",
+    "busy": "runs a cell",
+    "calm": "idle",
+}
+_MOODS = tuple(_STATES)
 
 
 @dataclass
@@ -35,6 +43,8 @@ class Group:
     #: The name as it is shown.
     name: str
     key: GroupKey
+    #: What is less of the groups with a tab before this one.
+    place: tuple[Any, ...]
     backend: str = ""
     timeout: float | None = None
     #: The library that made it; empty for Rankscope's own.
@@ -105,10 +115,22 @@ class Group:
         """Return all rows, in the order of the ranks."""
         return {rank: self.row(rank) for rank in sorted(self.base)}
 
-    def info(self, label: str) -> dict[str, Any]:
-        """Return the data of the group's tab, which is called `label`."""
+    def info(self, label: str, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
+        """Return the data of the group's tab, which is called `label`.
+
+        `verdicts` are those that hold on the group.
+        """
         rows = self.base.values()
         moods = {str(row["mood"]) for row in rows}
+        mood = next((mood for mood in _MOODS if mood in moods), "calm")
+        dead = sorted(r for r, row in self.base.items() if row["state"] == "dead")
+        why = [*verdicts[:1], *([self.hang[0]] if self.aborted and self.hang else [])]
+        if self.aborted:
+            state = "aborted"
+        elif dead:
+            state = "rank dead"
+        else:
+            state = "hung" if verdicts else _STATES[mood]
         facts = []
         if self.name != NO_GROUP:
             facts = [name_ranks(self.ranks), text(self.backend, 60)]
@@ -124,13 +146,22 @@ class Group:
             "label": label,
             "ranks": list(self.ranks),
             "size": len(self.base),
-            "mood": next((mood for mood in _MOODS if mood in moods), "calm"),
+            "mood": "error" if verdicts else mood,
+            "state": state,
+            "verdict": self._told(why[0]) if why else "",
             "facts": facts,
             "last": "" if moods & {"busy", "working"} else self._last_op(),
             "aborted": self.aborted,
             "flight": sum(bool(row.get("queue")) for row in rows),
-            "dead": sorted(r for r, row in self.base.items() if row["state"] == "dead"),
+            "dead": dead,
         }
+
+    def _told(self, verdict: Verdict) -> str:
+        """Return a verdict in a few words: ``missing ranks: rank 2``."""
+        if verdict.group != self.key:
+            return text(f"because of {verdict.group.name}", 60)
+        who = f": {name_ranks(verdict.culprits)}" if verdict.culprits else ""
+        return text(f"{verdict.fault.value}{who}")
 
     def _connections(self) -> str:
         """Return which transports the ranks use, or that they are not connected yet."""

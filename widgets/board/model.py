@@ -12,6 +12,9 @@ seconds on the clock of ``now``.
 
 from __future__ import annotations
 
+import functools
+import re
+from bisect import insort
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,8 +45,8 @@ class BoardModel:
     def __init__(self) -> None:
         self.version = 0
         self.groups: list[Group] = []
-        # Name of a group → the place of the groups that have it.
-        self._names: dict[str, int] = {}
+        # The name of the group that was reported first.
+        self._first = ""
         self.ranks: dict[int, RankStatus] = {}
         self.verdicts: tuple[Verdict, ...] = ()
         self.head: dict[str, Any] = {}
@@ -117,22 +120,24 @@ class BoardModel:
     def _group(self, key: GroupKey) -> Group:
         found = self._known.get(key)
         if found is None:
+            self._first = self._first or key.name
             found = self._known[key] = Group(
-                f"g{self._created}", text(key.name, 60), key
+                f"g{self._created}", text(key.name, 60), key, self._place(key)
             )
             self._created += 1
-            self.groups.append(found)
-            self._names.setdefault(key.name, len(self._names))
-            # Ranks report the groups of a mesh in any order. The ranks without a group
-            # are in the last tab.
-            self.groups.sort(
-                key=lambda one: (
-                    one.name == NO_GROUP,
-                    self._names[one.key.name],
-                    one.key.ranks,
-                )
-            )
+            insort(self.groups, found, key=lambda one: one.place)
         return found
+
+    def _place(self, key: GroupKey) -> tuple[Any, ...]:
+        """Return by what groups are in the order of their tabs.
+
+        The group of all ranks, which ranks report first, has the first one, and the
+        ranks without a group have the last. The others go by name, ``dp_9`` before
+        ``dp_10``.
+        """
+        parts = re.split(r"(\d+)", text(key.name, 60))
+        name = [int(one) if place % 2 else one for place, one in enumerate(parts)]
+        return key.name == NO_GROUP, key.name != self._first, name, key.ranks
 
     def _set_row(
         self, group: Group, rank: RankStatus, status: GroupStatus | None, now: float
@@ -185,6 +190,7 @@ class BoardModel:
     def tabs(self) -> list[dict[str, Any]]:
         """Return the data of the tabs, in order."""
         names = [group.name for group in self.groups]
+        copies = self._copies()
         found = []
         for group in self.groups:
             label = group.name
@@ -192,8 +198,28 @@ class BoardModel:
                 label += f" ({format_ranks(group.ranks, '–')})"
             if group.library:
                 label += f" · {group.library}"
-            found.append(group.info(label))
+            verdicts = on_group(self.verdicts, group.key)
+            found.append({**group.info(label, verdicts), "copy": group.key in copies})
         return found
+
+    def _copies(self) -> set[GroupKey]:
+        """Return the idle groups of which there is a newer one: a cell ran again.
+
+        ``rows (2)`` has the ranks of ``rows``, which nobody may use any more.
+        """
+        newest: dict[tuple[str, tuple[int, ...]], tuple[int, GroupKey]] = {}
+        known = []
+        for group in self.groups:
+            name, count = _counted(group.key.name)
+            one = (name, group.ranks)
+            known.append((one, group))
+            newest[one] = max(newest.get(one, (0, group.key)), (count, group.key))
+        return {
+            group.key
+            for one, group in known
+            if newest[one][1] != group.key
+            and all(row["mood"] in ("calm", "busy") for row in group.base.values())
+        }
 
     def _holds(self, verdict: Verdict) -> bool:
         """Return whether a verdict still agrees with the status of the ranks.
@@ -306,6 +332,13 @@ class BoardModel:
         for key in self._sent_rows.keys() - by_id.keys():
             del self._sent_rows[key]
         return found
+
+
+@functools.lru_cache(4096)
+def _counted(name: str) -> tuple[str, int]:
+    """Return the name that a program gave a group, and which of that name it is."""
+    found = re.fullmatch(r"(.+) \((\d{1,9})\)", name)
+    return (found[1], int(found[2])) if found else (name, 1)
 
 
 def _same_line(old: Cells, new: Cells) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
-from rankscope.engines import ClusterStatus, OpStatus, RankStatus
+from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.widgets.board.columns import shown
@@ -219,6 +219,39 @@ class TestGroups:
             "tp (0–1)",
             "tp (2–3)",
         ]
+
+    def test_numbers_in_names_are_in_their_order(self) -> None:
+        names = ["dp_10", "tp", "dp_9", "dp_1", "a1b2", "a1b10"]
+        found = model(rank(0, group(), *(group(name, (0, 1)) for name in names)))
+        order = ["default", "a1b2", "a1b10", "dp_1", "dp_9", "dp_10", "tp"]
+        assert [one["label"] for one in found.tabs()] == order
+
+    def test_an_idle_group_of_which_a_cell_made_another_is_a_copy(self) -> None:
+        def copies(*groups: GroupStatus) -> list[str]:
+            tabs = model(rank(0, group(), *groups)).tabs()
+            return [tab["label"] for tab in tabs if tab["copy"]]
+
+        rows = [group(name, (0, 1)) for name in ("rows", "rows (2)", "rows (10)")]
+        assert copies(*rows[:1]) == []
+        assert copies(*rows) == ["rows", "rows (2)"]
+        # One that is used, or has others' ranks, is none.
+        used = replace(rows[0], in_flight=1, oldest=op(elapsed=1.0))
+        assert copies(used, rows[1]) == []
+        assert copies(rows[0], group("rows (2)", (0, 2))) == []
+
+    def test_a_group_that_hangs_says_so(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        (tab,) = found.tabs()
+        assert (tab["mood"], tab["state"], tab["verdict"]) == (
+            "working",
+            "in flight",
+            "",
+        )
+        found.show_verdicts(verdicts)
+        (tab,) = found.tabs()
+        told = "missing ranks: rank 2"
+        assert (tab["mood"], tab["state"], tab["verdict"]) == ("error", "hung", told)
 
     def test_a_group_of_another_library_is_marked(self) -> None:
         first = [

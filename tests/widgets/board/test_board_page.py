@@ -93,6 +93,10 @@ class TestTable:
         tab = scene.page.board().get_by_role("tab")
         assert tab.get_attribute("aria-label") == "default, 4 ranks, idle"
         scene.take(*simulated.hang(4, 2))
+        assert tab.get_attribute("aria-label") == "default, 4 ranks, hung"
+        # Not by a shape alone.
+        assert tab.inner_text().split() == ["default", "4", "hung"]
+        scene.take(simulated.hang(4, 2)[0])
         assert tab.get_attribute("aria-label") == "default, 4 ranks, in flight"
 
     def test_time_goes_on_without_the_kernel(self, scene: Scene) -> None:
@@ -318,13 +322,16 @@ class TestButtons:
             groups=tuple(one.key for one in hung),
         )
         scene.take(statuses.cluster(*ranks), [verdict])
+        # One that several groups are in is shown in the tab of all.
         tab = scene.page.board().get_by_role("tab", selected=True)
-        until(lambda: tab.inner_text().startswith("tp"))
+        until(lambda: tab.inner_text().startswith("all"))
+        listed = scene.page.board().locator(".group-list tbody tr.blamed .of-label")
+        assert listed.all_inner_texts() == ["tp", "default", "dp"]
         scene.page.sent()
-        for answer, groups in [("yes", ["g0", "g1", "g2"]), ("only 'tp'", ["g1"])]:
+        for answer, groups in [("yes", ["g0", "g2", "g1"]), ("only 'tp'", ["g1"])]:
             scene.button("Abort").click()
             assert scene.texts("what") == [
-                "Abort 3 hung groups, 'default', 'tp' and 'dp', on 4 ranks?"
+                "Abort 3 hung groups, 'default', 'dp' and 'tp', on 4 ranks?"
             ]
 
             def confirmed(answer: str = answer) -> bool:
@@ -548,11 +555,59 @@ class TestKeyboard:
         scene.take(statuses.cluster(*both, *idle(4)[2:]))
         tabs = scene.page.board().get_by_role("tab")
         tabs.nth(0).focus()
-        scene.page.page.keyboard.press("ArrowRight")
-        assert tabs.nth(1).get_attribute("aria-selected") == "true"
+        for place in (1, 2):
+            scene.page.page.keyboard.press("ArrowRight")
+            assert tabs.nth(place).get_attribute("aria-selected") == "true"
         until(lambda: len(scene.page.rows()) == 3)
         scene.page.page.keyboard.press("Home")
         until(lambda: len(scene.page.rows()) == 5)
+
+
+class TestAll:
+    """The first tab, where there are several groups: each rank once, and the groups."""
+
+    @staticmethod
+    def _status(*names: str, **fields: Any) -> ClusterStatus:
+        """Four ranks; groups of ranks 0 and 1 have the names, the last one `fields`."""
+        groups = [statuses.group(name, (0, 1)) for name in names[:-1]]
+        groups.append(statuses.group(names[-1], (0, 1), **fields))
+        both = [statuses.rank(n, statuses.group(), *groups) for n in range(2)]
+        return statuses.cluster(*both, *idle(4)[2:])
+
+    def test_a_rank_is_in_the_op_of_whatever_group_it_is_in(self, scene: Scene) -> None:
+        now = simulated.op(15, state="started", elapsed=2.0)
+        scene.take(self._status("dp_2", "dp_10", oldest=now, in_flight=1))
+        tabs = scene.page.board().locator(".tab .label")
+        until(lambda: len(scene.page.rows()) == 5)
+        assert tabs.all_inner_texts() == ["all", "default", "dp_2", "dp_10"]
+        titles, *rows = scene.page.rows()
+        shown = [[row[titles.index(one)] for one in ("op", "seq")] for row in rows]
+        assert shown[:2] == [["dp_10 all_reduce", "#15"]] * 2
+        assert shown[2:] == [["default all_reduce", "#14"]] * 2
+        lines = scene.page.board().locator(".group-list tbody tr")
+        assert lines.first.inner_text().split() == [
+            *("dp_10", "0–1", "in", "flight", "all_reduce", "#15")
+        ]
+        lines.filter(has_text="dp_2").click()
+        until(lambda: len(scene.page.rows()) == 3)
+        assert not scene.page.board().locator(".group-list").is_visible()
+
+    def test_a_group_that_a_cell_made_again_has_one_tab(self, scene: Scene) -> None:
+        scene.take(self._status("rows", "rows (2)"))
+        tabs = scene.page.board().locator(".tab .label")
+        assert tabs.all_inner_texts() == ["all", "default", "rows (2)"]
+
+    @pytest.mark.parametrize("width", [600, 1200])
+    def test_names_can_be_read(self, browser: Browser, width: int) -> None:
+        scene = Scene(browser, width=width)
+        names = [f"data_parallel_{n}" for n in range(12)]
+        scene.take(self._status(*names))
+        labels = scene.page.board().locator(".tab .label, .group-list .of-label button")
+        cut = labels.evaluate_all(
+            "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).length"
+        )
+        assert (labels.count(), cut) == (2 * 13 + 1, 0)
+        scene.close()
 
 
 class TestTrouble:
@@ -577,12 +632,12 @@ class TestTrouble:
 
     def test_it_opens(self, scene: Scene) -> None:
         self.troubled(scene)
-        assert self.shown(scene) == "default"
+        assert self.shown(scene) == "all"
         self.troubled(scene, state="aborted", reason="enough")
         until(lambda: self.shown(scene) == "tp")
         assert "strong" in str(scene.button("Rebuild").get_attribute("class"))
         # From then on it is the person's choice, until the next trouble.
-        scene.page.board().get_by_role("tab").nth(0).click()
+        scene.page.board().get_by_role("tab").nth(1).click()
         self.troubled(scene, state="aborted", reason="enough, I said")
         assert self.shown(scene) == "default"
         self.troubled(scene)
@@ -722,7 +777,9 @@ class TestHostile:
         )
         dead = statuses.rank(1, one, state="dead", reason=evil)
         scene.take(statuses.cluster(statuses.rank(0, one, host=evil), dead))
-        scene.page.board().get_by_role("tab").nth(1).click()
+        # In the tab of all, and in that of the group.
+        assert any("<img" in text for row in scene.page.rows() for text in row)
+        scene.page.board().get_by_role("tab").last.click()
         assert any("<img" in text for row in scene.page.rows() for text in row)
         home = board_html(scene.model, evil, "the-board")
         scene.page.page.evaluate("html => (document.body.innerHTML = html)", home)

@@ -70,8 +70,10 @@ class Action {
       return;
     }
     setText(this.asked.firstChild, question);
-    this.one = this.board.tab();
-    this.only.hidden = this.meant.length < 2 || !this.meant.includes(this.one);
+    const shown = this.board.tab();
+    const cause = ({ id }) => id === this.board.store.headline.groups?.[0];
+    this.one = this.meant.includes(shown) ? shown : this.meant.find(cause);
+    this.only.hidden = this.meant.length < 2 || !this.one;
     setText(this.only, `only '${this.one?.label}'`);
     this.armed = performance.now();
     this.button.hidden = true;
@@ -180,7 +182,9 @@ export function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebu
         dead().length
           ? `Replace ${nameRanks(dead())} by fresh ranks, whose variables are lost, and ` +
             "make the groups usable again. The other ranks keep their variables."
-          : `Make ${names(rebuilt())} usable again, all ranks in step. Variables are kept.`,
+          : !rebuilt().length
+            ? "No group is aborted. To rebuild one, open its tab."
+            : `Make ${names(rebuilt())} usable again, all ranks in step. Variables are kept.`,
       what: () => (dead().length ? "restart" : "rebuild"),
       targets: rebuilt,
       question: () => {

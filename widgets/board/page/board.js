@@ -4,7 +4,9 @@ import { OUTCOME_SHOWN, makeActions } from "./actions.js";
 import { makeBanner } from "./banner.js";
 import { mapText, standing } from "./cells.js";
 import { make, setAttribute, setText } from "./elements.js";
+import { GroupList } from "./group_list.js";
 import { makeHost } from "./host.js";
+import { ALL, inOrder } from "./overview.js";
 import { goToLine } from "./places.js";
 import { Stacks } from "./stacks.js";
 import { Table } from "./table.js";
@@ -25,6 +27,7 @@ export class Board {
     this.timer = setInterval(() => this.tick(), TICK);
     this.sizes = new ResizeObserver(() => this.resize());
     this.sizes.observe(this.body);
+    this.sizes.observe(this.table.element);
     this.sight = new IntersectionObserver((entries) => {
       this.visible = entries[entries.length - 1].isIntersecting;
       if (this.visible) this.request();
@@ -54,11 +57,14 @@ export class Board {
     this.banner = makeBanner(() => this.store.request("dismiss", {}, () => {}), goTo);
     this.news = make("div", "news", null, { role: "alert" });
     this.news.hidden = true;
-    this.tabs = new Tabs((id) => this.show(id));
+    this.tabs = new Tabs((id) => this.open(id));
     this.map = make("div", "map", null, { role: "img" });
     this.squares = [];
     this.map.addEventListener("click", (event) => this.onMap(event));
     this.table = new Table(this.store, goTo);
+    this.groups = new GroupList((id) => this.open(id));
+    const split = make("div", "split");
+    split.append(this.table.element, this.groups.element);
     this.timeline = new Timeline(this.store, goTo);
     this.fold = make("button", "fold", "Timeline", {
       type: "button",
@@ -69,7 +75,7 @@ export class Board {
     this.buttons = makeActions(this);
     this.body.append(
       head, this.banner.element, this.news, this.stacks.element, this.tabs.element, this.map,
-      this.table.element, this.fold, this.timeline.element,
+      split, this.fold, this.timeline.element,
     );
     this.scrolled = 0;
     const rows = this.table.element;
@@ -109,7 +115,7 @@ export class Board {
     this.change = { rows: new Map() };
     const now = this.store.now();
     if (all || groups) {
-      this.tabs.update(this.store.groups);
+      this.tabs.update(this.store.tabs);
       this.choose();
     }
     if (all) this.table.show(this.group);
@@ -119,6 +125,10 @@ export class Board {
     const marked = all || this.table.dirty.size > 0;
     this.table.flush(now);
     if (marked) this.drawMap();
+    if (this.group === ALL && (marked || groups || banner)) {
+      const causes = this.store.headline.groups ?? [];
+      this.groups.update(inOrder(this.store.tabs.slice(1), causes), this.store.rows);
+    }
     if (all || groups || head || banner) {
       this.buttons.update();
       this.stacks.update();
@@ -141,7 +151,7 @@ export class Board {
 
   drawBanner() {
     this.banner.show(this.store.headline);
-    this.follow(this.store.headline.groups?.[0]);
+    this.follow(this.store.headline.groups ?? []);
     // The blamed rows may be out of sight among many.
     const rows = this.store.rows.get(this.group) ?? new Map();
     const blamed = [...rows].filter(([, cells]) => cells.blame).map(([rank]) => rank);
@@ -179,32 +189,45 @@ export class Board {
   // -- groups ----------------------------------------------------------------
 
   tab() {
-    return this.store.groups.find((group) => group.id === this.group);
+    return this.store.tabs.find((group) => group.id === this.group);
   }
 
-  /** Keep the present tab; if its group is gone, show the first one. */
+  /** Keep the tab that the user has opened, if its group is there; else show the first. */
   choose() {
-    if (this.tab() === undefined) this.show(this.store.groups[0]?.id ?? null);
+    const [first] = this.store.tabs;
+    const kept = this.store.shown.chosen || first?.id !== ALL || this.followed;
+    if (this.tab() === undefined || (!kept && this.group !== ALL)) this.show(first?.id ?? null);
     this.tabs.select(this.group);
   }
 
-  /** Open the tab of the group with an error, once; the user may choose another. */
-  follow(id) {
+  /** Open a tab for the user. */
+  open(id) {
+    this.store.shown.chosen = true;
+    this.show(id);
+  }
+
+  /**
+   * Open the tab of the group with an error, once; the user may choose another. The
+   * tab of all ranks shows an error of several groups at once.
+   */
+  follow([id, ...others]) {
     if (!id) this.followed = null;
     if (!id || id === this.followed || this.buttons.asking()) return;
     this.followed = id;
+    if (others.length > 0 && this.group === ALL) return;
     if (id !== this.group && this.store.groups.some((group) => group.id === id)) this.show(id);
   }
 
   show(id) {
     this.group = id;
+    this.groups.element.hidden = id !== ALL;
     this.tabs.select(id);
     this.table.show(id);
     this.buttons.update();
     this.store.shown.group = id;
     if (this.timeline.open) this.timeline.show(this.tab());
     this.drawMap();
-    this.request();
+    this.resize();
   }
 
   // -- time ------------------------------------------------------------------

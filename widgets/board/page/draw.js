@@ -92,7 +92,7 @@ function drawLane(view, look, pen, place) {
   const every = view.pitch >= 12 ? 1 : 4;
   if (place % every === 0) {
     pen.fillStyle = look.quiet;
-    const name = view.every ? `${lane.rank} ${lane.group}` : `rank ${lane.rank}`;
+    const name = view.wide ? `${lane.rank} ${lane.group}` : `rank ${lane.rank}`;
     pen.fillText(clip(pen, name, GUTTER - 10), 2, middle);
   }
   const [from, to] = view.shown;

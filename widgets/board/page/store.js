@@ -1,6 +1,7 @@
 // The state that the kernel has sent: one store per board, for all of its views.
 
 import { Connection } from "./connection.js";
+import { ALL, differences, overviewCells, overviewOf } from "./overview.js";
 
 export class Store {
   constructor(model) {
@@ -9,7 +10,8 @@ export class Store {
     this.head = {};
     this.banner = { mood: "calm", title: "", text: "", more: [] };
     this.groups = [];
-    this.rows = new Map(); // group → rank → cells
+    this.rows = new Map(); // group → rank → cells; `ALL` has those of the tab "all"
+    this.changed = new WeakMap(); // cells → the version in which their op was new
     this.columns = model.get("columns");
     this.timeline = null;
     this.offset = -Infinity; // the kernel's clock, less the page's
@@ -19,7 +21,7 @@ export class Store {
       () => this.onConnection(),
     );
     this.views = new Set();
-    this.shown = { group: null, timeline: false }; // what the next view opens with
+    this.shown = { group: null, timeline: false, chosen: false }; // what the next view opens with
     this.serial = 0;
     this.waiting = new Map(); // the number of a request → the callback of its answer
     this.name = Math.random().toString(36).slice(2);
@@ -41,6 +43,13 @@ export class Store {
   /** Whether the kernel answers and the ranks are there, so that buttons work. */
   get live() {
     return !this.connection.lost && this.head.state === "running";
+  }
+
+  /** The groups that have a tab, behind that of all where there are several. */
+  get tabs() {
+    const groups = this.groups.filter(({ copy }) => !copy);
+    if (groups.length < 2) return groups;
+    return [overviewOf(groups, this.rows.get(ALL) ?? new Map()), ...groups];
   }
 
   /** The banner to show: that of the kernel, unless there is no kernel any more. */
@@ -95,12 +104,51 @@ export class Store {
     }
     if (change.groups) {
       const there = new Set(this.groups.map((group) => group.id));
-      for (const id of this.rows.keys()) if (!there.has(id)) this.rows.delete(id);
+      for (const id of this.rows.keys()) if (!there.has(id) && id !== ALL) this.rows.delete(id);
     }
     for (const [id, ranks] of Object.entries(message.rows ?? {})) {
       change.rows.set(id, this.applyRows(id, ranks));
     }
+    this.applyToAll(change);
     this.notifyViews(change);
+  }
+
+  /** Bring the rows of the tab "all" up to date with a change of the groups' rows. */
+  applyToAll(change) {
+    if (this.tabs.length < 2) {
+      this.rows.delete(ALL);
+      return;
+    }
+    const groups = this.groups.map(({ id, label }) => ({ label, rows: this.rows.get(id) }));
+    const known = this.rows.get(ALL);
+    const named = this.groups.map(({ id, label }) => `${id} ${label}`).join();
+    const anew = known === undefined || change.all || named !== this.named;
+    this.named = named;
+    const sources = anew ? [...this.rows].filter(([id]) => id !== ALL) : [...change.rows];
+    const ranks = new Set(sources.flatMap(([, rows]) => [...rows.keys()]));
+    if (anew) for (const rank of known?.keys() ?? []) ranks.add(rank);
+    const table = known ?? new Map();
+    const changed = new Map();
+    for (const rank of ranks) {
+      const found = [];
+      for (const { label, rows } of groups) {
+        const cells = rows?.get(rank);
+        if (cells) found.push({ label, cells, changed: this.changed.get(cells) ?? 0 });
+      }
+      if (found.length === 0) {
+        table.delete(rank);
+        changed.set(rank, null);
+        continue;
+      }
+      const cells = overviewCells(found);
+      const old = table.get(rank);
+      const names = old && differences(old, cells);
+      if (names?.length === 0) continue;
+      table.set(rank, cells);
+      changed.set(rank, names ?? null);
+    }
+    this.rows.set(ALL, table);
+    change.rows.set(ALL, changed);
   }
 
   /** Merge cells into a group's rows; return rank → names of changed cells. */
@@ -125,6 +173,7 @@ export class Store {
         if (value === null) delete row[name];
         else row[name] = value;
       }
+      if ("op" in cells || "seq" in cells) this.changed.set(row, this.version);
       changed.set(rank, Object.keys(cells));
     }
     return changed;

@@ -3,9 +3,7 @@
 import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { moodClass, plural } from "./text.js";
 
-const MOODS = {
-  error: "error", warning: "no answer", working: "in flight", busy: "runs a cell", calm: "idle",
-};
+const TOLD = new Set(["hung", "aborted", "rank dead"]); // states that a tab tells
 
 export class Tabs {
   constructor(choose) {
@@ -35,13 +33,12 @@ export class Tabs {
       if (this.list.children[place] !== tab.element) {
         this.list.insertBefore(tab.element, this.list.children[place] ?? null);
       }
-      const trouble = group.aborted ? "aborted" : group.dead.length ? "rank dead" : "";
-      const state = trouble || MOODS[group.mood];
       setAttribute(tab.shape, "class", `shape ${moodClass(group.mood)}`);
       setText(tab.label, group.label);
       setText(tab.size, String(group.size));
-      const title = [plural(group.size, "rank"), state].filter(Boolean).join(", ");
-      setAttribute(tab.element, "title", title);
+      setText(tab.state, TOLD.has(group.state) ? group.state : "");
+      const title = [plural(group.size, "rank"), group.state].filter(Boolean).join(", ");
+      setAttribute(tab.element, "title", `${group.label}: ${title}`);
       // What its shape says, in words.
       setAttribute(tab.element, "aria-label", `${group.label}, ${title}`);
     });
@@ -50,11 +47,12 @@ export class Tabs {
   make(group) {
     const element = make("button", "tab", null, { type: "button", role: "tab" });
     const shape = makeShape("calm");
-    const label = make("span");
+    const label = make("span", "label");
     const size = make("span", "quiet count");
-    element.append(shape, label, size);
+    const state = make("span", "trouble");
+    element.append(shape, label, size, state);
     element.addEventListener("click", () => this.choose(group.id));
-    return { element, shape, label, size };
+    return { element, shape, label, size, state };
   }
 
   select(id) {

@@ -5,6 +5,7 @@
 import { AXIS, drawTimeline } from "./draw.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { GUTTER, panned, timeAt, xOf, zoomed } from "./scale.js";
+import { ALL } from "./overview.js";
 import {
   W, describeMessages, describeWork, extentOf, isRunning, messagesOf, nearest, recentOf,
   twinOf, workNear,
@@ -18,7 +19,7 @@ export class Timeline {
     this.store = store;
     this.goTo = goTo; // shows a source line
     this.group = null;
-    this.every = false; // whether lanes of all groups are shown
+    this.every = false; // whether the user wants the lanes of all groups
     this.lanes = [];
     this.messages = []; // sends with their receives
     this.window = null; // [from, to] in ns, or null: the last works
@@ -107,16 +108,22 @@ export class Timeline {
     this.sort();
   }
 
+  /** Whether lanes of all groups are shown. */
+  get wide() {
+    return this.every || this.group?.id === ALL;
+  }
+
   /** Select the lanes to show from the data of the kernel. */
   sort() {
     const data = this.store.timeline;
+    this.buttons.every.hidden = this.group?.id === ALL;
     const chosen = this.chosen && { ...this.chosen };
     this.lanes = [];
     if (data) {
       const here = this.group && this.group.ranks ? this.group.ranks.join() : null;
       this.lanes = data.lanes.filter(
         (lane) =>
-          this.every || (lane.group === this.group?.name && lane.ranks.join() === here),
+          this.wide || (lane.group === this.group?.name && lane.ranks.join() === here),
       );
       this.words = data.words;
       this.messages = messagesOf(data, this.lanes);
@@ -339,7 +346,7 @@ export class Timeline {
   }
 
   describe(found) {
-    const group = this.every ? found.lane.group : null;
+    const group = this.wide ? found.lane.group : null;
     const { title, facts } = describeWork(found, this.lanes, this.words, this.clock(), group);
     return { title, facts: [...facts, ...describeMessages(this.messages, found, this.words)] };
   }

@@ -93,3 +93,19 @@ test("the last view tells the kernel that none is left", () => {
   store.end();
   equal(listeners.size, 0);
 });
+
+test("several groups have a tab of all, with each rank once", () =>
+  withStore(({ store, seen, play }) => {
+    equal([store.tabs.map(({ id }) => id), store.rows.has("all")], [["g0"], false]);
+    const tp = { id: "g1", label: "tp", state: "idle", mood: "calm" };
+    const dp = { id: "g2", label: "dp", state: "idle", mood: "calm" };
+    const both = { groups: [tp, dp], rows: { g1: { 0: { op: "send" }, 1: { op: "send" } }, g2: { 1: { op: "recv" } } } };
+    play({ type: "delta", v: 5, now: 11, ...both });
+    equal(store.tabs.map(({ id }) => id), ["all", "g1", "g2"]);
+    equal([...store.rows.get("all")], [[0, { op: "tp send" }], [1, { op: "tp send" }]]);
+    play({ type: "delta", v: 6, now: 12, rows: { g2: { 1: { op: "barrier" } } } });
+    equal(store.rows.get("all").get(1), { op: "dp barrier" });
+    equal(seen.at(-1).rows.get("all"), new Map([[1, ["op"]]]));
+    play({ type: "delta", v: 7, now: 13, groups: [tp, { ...dp, copy: true }] });
+    equal([store.tabs.map(({ id }) => id), store.rows.has("all")], [["g1"], false]);
+  }));
