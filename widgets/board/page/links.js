@@ -2,7 +2,8 @@
 
 import { make } from "./elements.js";
 
-const PLACE = /(cell \d+ line \d+)/;
+const PLACE = /cell \d+ line \d+/;
+const WITH_BRACKETS = /([^\s]*cell \d+ line \d+[^\s]*)/; // no line of text ends within it
 
 /** Whether a text is a place, and nothing else. */
 export function isPlace(text) {
@@ -11,10 +12,14 @@ export function isPlace(text) {
 
 /** Return nodes for a text; `goTo(place)` is called where a place is pressed. */
 export function withPlaces(text, goTo) {
-  return text.split(PLACE).map((part, place) => {
+  return text.split(WITH_BRACKETS).map((part, place) => {
     if (place % 2 === 0) return part;
-    const link = make("button", "place", part, { type: "button" });
-    link.addEventListener("click", () => goTo(part));
-    return link;
+    const [line] = PLACE.exec(part);
+    const link = make("button", "place", line, { type: "button" });
+    link.addEventListener("click", () => goTo(line));
+    const [before, after] = part.split(line);
+    const whole = make("span", "whole");
+    whole.append(before, link, after);
+    return whole;
   });
 }

@@ -3,9 +3,9 @@ import { equal, test } from "./harness.js";
 
 test("a place in a text is a button", () => {
   const pressed = [];
-  const nodes = withPlaces("in cell 7 line 5, not <b>", (line) => pressed.push(line));
-  equal(nodes.map((node) => node.textContent ?? node), ["in ", "cell 7 line 5", ", not <b>"]);
-  nodes[1].click();
+  const nodes = withPlaces("in it (cell 7 line 5): not <b>", (line) => pressed.push(line));
+  equal(nodes.map((node) => node.textContent ?? node), ["in it ", "(cell 7 line 5):", " not <b>"]);
+  nodes[1].querySelector("button").click();
   equal(pressed, ["cell 7 line 5"]);
   equal(withPlaces("train.py:88", () => {}), ["train.py:88"]);
 });
