@@ -157,10 +157,10 @@ def conclude(folder: Path, others_wait: bool) -> Conclusion:
     size = report.world_size or 0
     elsewhere = sorted(set(range(size)) - report.evidence.ranks.keys())
     if elsewhere:
-        text += (
-            f"; nothing of {name_ranks(elsewhere)} is on this host: rankscope diagnose "
-            "joins the reports of several"
-        )
+        who = name_ranks(elsewhere)
+        known = text.endswith(f"nothing is known of {who}")
+        text += " on this host" if known else f"; nothing of {who} is on this host"
+        text += ": rankscope diagnose joins the reports of several"
     (folder / "verdict.json").write_text(report.as_json() + "\n", encoding="utf-8")
     (folder / "verdict.txt").write_text(
         f"{TITLE}\n\n{report.as_text()}\n", encoding="utf-8"

@@ -104,8 +104,16 @@ def job_key(parent: int, env: Mapping[str, str] = os.environ, *, job: str = "") 
     own = "" if any(known) else str(parent)
     if error_file:
         own = os.path.dirname(os.path.dirname(error_file))
-    parts = [job] if job else [own, *known]
+    parts = [_host(), *([job] if job else [own, *known])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _host() -> str:
+    """Return where pids are unique: hosts may share the temporary folder."""
+    try:
+        return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return os.uname().nodename
 
 
 def job_name(env: Mapping[str, str] = os.environ, *, job: str = "") -> str:

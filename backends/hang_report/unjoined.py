@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..attach.jobs import ancestors
 from ..attach.launchers import VARIABLES, stated_rank
 from ..attach.process_table import Process, read_table
@@ -65,9 +67,9 @@ def _making(frames: Sequence[Frame], address: str) -> dict[str, Any] | None:
 
 
 def _processes(ranks: Collection[int]) -> dict[int, Process]:
-    own = stated_rank(
-        {name: os.environ[name] for name in VARIABLES & os.environ.keys()}
-    )
+    # A script may have set others since.
+    begun = psutil.Process().environ()
+    own = stated_rank({name: begun[name] for name in VARIABLES & begun.keys()})
     table = read_table()
     found: dict[int, Process] = {}
     for process in sorted(table.values(), key=lambda one: (one.started, one.pid)):

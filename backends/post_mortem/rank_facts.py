@@ -28,6 +28,8 @@ TITLE = "Rankscope verdict"
 
 #: Bytes of a file of facts at most.
 _LARGEST = 1 << 20
+#: Characters of an exception that are told.
+_LONGEST = 200
 _RESULTS = (
     TITLE.encode(),
     b'{\n "version": 1,\n "verdicts": ',
@@ -233,7 +235,8 @@ def _raised(given: Any) -> Raised | None:
         if line is not None
     ]
     frames[-1:] = [one._replace(outermost=True) for one in frames[-1:]]
-    text = given["text"].partition("\n")[0][:200]
+    text = given["text"].partition("\n")[0]
+    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     return Raised(text, tuple(frames))
 
 

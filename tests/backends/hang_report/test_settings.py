@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +45,9 @@ def test_a_number_of_seconds_that_is_none(value: str) -> None:
         Settings.of({"RANKSCOPE_REPORT_AFTER": value})
 
 
-def test_ranks_of_a_job_have_one_key_whatever_started_them() -> None:
+def test_ranks_of_a_job_have_one_key_whatever_started_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = TORCHRUN | {
         "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_0/0/error.json",
         "RANK": "0",
@@ -58,6 +62,10 @@ def test_ranks_of_a_job_have_one_key_whatever_started_them() -> None:
     assert job_key(5, slurm) == job_key(6, dict(slurm))
     assert job_key(5, {}) == job_key(5, {"HOME": "/x"})
     assert job_key(5, {}) != job_key(6, {})
+    # Hosts may share the folder, and a pid is one of its host.
+    here = job_key(5, slurm)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
+    assert job_key(5, slurm) != here
     assert job_key(5, slurm) != job_key(5, slurm | {"SLURM_STEP_ID": "1"})
 
 
