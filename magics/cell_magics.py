@@ -63,11 +63,16 @@ class CellMagics:
     ) -> BackgroundCell | None:
         """Show the output of a cell to its end; return the handle of ``--async``."""
         shell, collapse, limit = self.shell, not values["apart"], values["limit"]
+        session.watch()
         if values["background"]:
             return BackgroundCell(
-                cluster, execution, shell, collapse=collapse, limit=limit
+                cluster,
+                execution,
+                shell,
+                hang=session.hang,
+                collapse=collapse,
+                limit=limit,
             )
-        session.watch()
         CellRun(
             cluster,
             execution,

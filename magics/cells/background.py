@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -41,7 +41,8 @@ class BackgroundCell:
     """A cell that runs while the notebook continues.
 
     In a notebook the displayed handle is updated with its state and the last lines
-    of its output. `wait` and `result` show the whole output.
+    of its output, and while the cell hangs, with ``hang(ranks)``: see `CellRun`. `wait`
+    and `result` show the whole output.
     """
 
     def __init__(
@@ -50,10 +51,13 @@ class BackgroundCell:
         execution: Execution,
         shell: InteractiveShell,
         *,
+        hang: Callable[[Collection[int]], Mapping[str, str] | None] = lambda _: None,
         collapse: bool = True,
         limit: float | None = None,
     ) -> None:
         self.execution = execution
+        self._hang = hang
+        self._why: Mapping[str, str] = {}
         self._cluster = cluster
         self._shell = shell
         self._collapse = collapse
@@ -125,7 +129,9 @@ class BackgroundCell:
                 reason = f"cell {self.execution.cell} passed its deadline"
                 self._monitor.stop(f"{reason} of {self._limit:g} s")
                 self._tail.notify(f"not done after {self._limit:g} s")
+            self._why = self._hang(self.execution.ranks_running) or {}
             self._update()
+        self._why = {}
         stream.close()
         self._took = time.monotonic() - self._began
         if self._monitor.groups:
@@ -134,7 +140,8 @@ class BackgroundCell:
         stream.show_late(self._tail)
 
     def _update(self) -> None:
-        if self._display_id is None or not self._tail.changed(self.state):
+        why = self._why.get("text/html", "")
+        if self._display_id is None or not self._tail.changed(self._state() + why):
             return
         self._shell.display_pub.publish(
             self._repr_mimebundle_(),
@@ -158,7 +165,7 @@ class BackgroundCell:
 
     def __repr__(self) -> str:
         lines = [f"{self._title()}: {self._state()}", *self._tail.lines]
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [self._why.get("text/plain")])])
 
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
@@ -168,6 +175,7 @@ class BackgroundCell:
             state=escape(self._state()),
             tail=escape("\n".join(self._tail.lines)),
         )
+        html += self._why.get("text/html", "")
         return {"text/plain": repr(self), "text/html": html}
 
     def _ipython_display_(self) -> None:

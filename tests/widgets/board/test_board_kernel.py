@@ -316,6 +316,18 @@ def test_a_second_start_shows_it_below_its_cell(page: FrontEnd) -> None:
     assert "4 ranks" in _bundle(page, "display_data", "rankscope-board")["text/html"]
 
 
+def test_a_handle_says_why_its_cell_hangs_until_it_goes_on(page: FrontEnd) -> None:
+    page.wait(page.run("%dist_rebuild"))
+    page.messages.clear()
+    page.wait(page.run(HANG.replace("distributed", "distributed --async")))
+    why = _bundle(page, "update_display_data", "-hang")
+    assert "Missing ranks: rank 2 has not entered" in why["text/plain"]
+    page.messages.clear()
+    page.wait(page.run("%%distributed -r 2\ndist.all_reduce(np.ones(4))"))
+    over = _bundle(page, "update_display_data", "done after")
+    assert "-hang" not in over["text/html"]
+
+
 def test_a_cell_says_nothing_of_a_hang_where_that_is_off(page: FrontEnd) -> None:
     told = "from rankscope.magics.session import session\nprint(session.in_cells)"
     for state in ("off", "on"):
