@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.backends.observe.verdicts import Fault, WaitFor
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
 from rankscope.backends.post_mortem.report import Report
+from rankscope.engines import ClusterStatus
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.report.page import report_page
-from tests.widgets import simulated
+from tests.widgets import simulated, statuses
 from tests.widgets.bare_page import DARK, LIGHT
 from tests.widgets.board import gallery
 from tests.widgets.report.report_scenes import eight, many
@@ -60,6 +62,33 @@ def situations(names: Sequence[str]) -> Iterator[tuple[str, BoardModel]]:
         yield name, found
 
 
+def two_groups() -> tuple[ClusterStatus, list[Verdict]]:
+    """Two ranks that wait for each other in two groups."""
+    now = simulated.op(14, state="started", elapsed=6.2)
+    flying: dict[str, Any] = {"started": now, "oldest": now, "in_flight": 1}
+    rows, columns = GroupKey("rows", (0, 1)), GroupKey("columns", (0, 1))
+    ranks = [
+        statuses.rank(
+            rank,
+            *(
+                statuses.group(key.name, key.ranks, **(flying if key == own else {}))
+                for key in (rows, columns)
+            ),
+        )
+        for rank, own in enumerate((rows, columns))
+    ]
+    cycle = (
+        WaitFor(0, 1, "all_reduce #14", "rows"),
+        WaitFor(1, 0, "all_reduce #14", "columns"),
+    )
+    verdict = Verdict(
+        *(Fault.DEADLOCK, rows, (0, 1), (), "all_reduce", 14, "why"),
+        groups=(rows, columns),
+        cycle=cycle,
+    )
+    return statuses.cluster(*ranks), [verdict]
+
+
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
     scene = Scene(browser, width=736, height=700, theme=theme)
@@ -77,6 +106,11 @@ def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
     scene.take(*simulated.hang(4 if theme is DARK else 24, 2), after=200)
     scene.page.play(scene.model.full())
     seen["many ranks"] = look()
+    scene.take(*two_groups())
+    scene.page.board().get_by_role("tab", name="all").click()
+    scene.page.play()
+    assert scene.texts("wait-graph")
+    seen["the tab of all groups"] = look()
     scene.button("Abort").click()
     seen["a question"] = look()
     scene.page.page.keyboard.press("Escape")
