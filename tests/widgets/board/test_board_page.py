@@ -391,6 +391,7 @@ class TestButtons:
         assert panel.get_by_role("button", name="cell 7 line 3").count() == 2
         page.shot("board-stacks")
         scene.button("Close").click()
+        assert _focused(scene) == "Profile"
         assert not panel.is_visible()
 
     def test_a_flame_graph_is_sampled_and_works_in_the_board(
@@ -444,6 +445,7 @@ class TestButtons:
         assert line.startswith("The last hang, before the rebuild: rank 2 has not")
         scene.page.sent()
         scene.button("Dismiss").click()
+        assert _focused(scene).startswith("Idle")
         (request,) = scene.page.sent()
         assert request["do"] == "dismiss"
         for group in scene.model.groups:

@@ -79,7 +79,7 @@ class Action {
     this.button.hidden = true;
     this.asked.hidden = false;
     this.yes.focus();
-    this.timer = setTimeout(() => this.disarm(false), ARMED);
+    this.timer = setTimeout(() => this.disarm(this.hasFocus()), ARMED);
   }
 
   confirm(groups) {
@@ -91,6 +91,11 @@ class Action {
     const left = groups.filter((group) => ids.includes(group.id));
     if (this.able() && (left.length || !groups.length)) this.run(left);
     else this.board.showOutcome(this.about(), true);
+  }
+
+  /** Whether the focus is in the question. */
+  hasFocus() {
+    return this.asked.contains(this.asked.getRootNode().activeElement);
   }
 
   disarm(focus) {

@@ -13,7 +13,7 @@ export function makeBanner(dismiss, goTo) {
   const line = make("p");
   line.append(title, " ", text);
   const more = make("div", "more");
-  const said = make("div", "", null, { role: "status" });
+  const said = make("div", "", null, { role: "status", tabindex: "-1" });
   said.append(line, more);
   const graph = make("details", "wait-graph", null, { open: "" });
   const drawing = make("div");
@@ -21,7 +21,11 @@ export function makeBanner(dismiss, goTo) {
   const hang = make("p", "last quiet");
   const over = make("span");
   const away = make("button", "small", "Dismiss", { type: "button" });
-  away.addEventListener("click", dismiss);
+  away.addEventListener("click", () => {
+    // The button goes, and the focus would fall to the page.
+    said.focus();
+    dismiss();
+  });
   hang.append(over, " ", away);
   const words = make("div", "words");
   words.append(said, graph, hang);

@@ -81,6 +81,7 @@ export class Stacks {
   }
 
   close() {
+    this.board.actions.querySelector("button").focus();
     this.element.hidden = true;
     this.shown.replaceChildren();
   }
