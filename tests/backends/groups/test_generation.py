@@ -83,7 +83,7 @@ def test_an_op_is_not_over_before_an_abort_has_stopped_its_backend(
     array = np.ones(3)
     work = dist.all_reduce(array, async_op=True)
     assert work is not None
-    states = []
+    states: list[object] = []
 
     def abort(backend: Manual, reason: str) -> None:
         made = dist.ConnectionLostError if lost else dist.DistBackendError
