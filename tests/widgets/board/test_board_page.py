@@ -782,7 +782,7 @@ class TestHostile:
         # In the tab of all, and in that of the group.
         assert any("<img" in text for row in scene.page.rows() for text in row)
         scene.page.board().get_by_role("tab").last.click()
-        assert any("<img" in text for row in scene.page.rows() for text in row)
+        until(lambda: any("<img" in text for row in scene.page.rows() for text in row))
         home = board_html(scene.model, evil, "the-board")
         scene.page.page.evaluate("html => (document.body.innerHTML = html)", home)
         scene.page.play()
@@ -862,14 +862,15 @@ class TestHomes:
 
 
 class TestMany:
-    def test_256_ranks_at_ten_updates_a_second(
-        self, browser: Browser, record_property: Any
+    @pytest.mark.parametrize(("size", "limit"), [(256, 60), (1024, 100)])
+    def test_many_ranks_at_ten_updates_a_second(
+        self, browser: Browser, record_property: Any, size: int, limit: float
     ) -> None:
-        simulation = simulated.Simulation(256)
+        simulation = simulated.Simulation(size)
         scene = Scene(browser, width=1280)
         scene.take(simulation.step())
         updates, cost = [], 0.0
-        for _ in range(30):
+        for _ in range(20):
             status = simulation.step()
             scene.now += 0.1
             began = time.thread_time()
@@ -893,10 +894,76 @@ class TestMany:
         kernel_ms = cost / len(updates) * 1000
         record_property("page_ms_per_update", round(page_ms, 1))
         record_property("kernel_ms_per_update", round(kernel_ms, 1))
-        print(f"256 ranks: page {page_ms:.1f} ms, kernel {kernel_ms:.1f} ms per update")
-        # Far from the limit of 100 ms even where others use the machine too.
-        assert page_ms < 60
-        assert len(scene.page.board().locator(".map i").all()) == 256
+        print(
+            f"{size} ranks: page {page_ms:.1f} ms, kernel {kernel_ms:.1f} ms an update"
+        )
+        # Far from the limit even where others use the machine too.
+        assert page_ms < limit
+        assert scene.page.board().locator(".map i").count() == size
+        # All of them go on alike, whatever op each is in.
+        assert [row[0] for row in scene.page.rows()[1:]] == [f"{size} ranks"]
+        scene.close()
+
+    def test_equal_ranks_are_one_row_behind_the_culprit(self, browser: Browser) -> None:
+        scene = Scene(browser, width=1000)
+
+        def ranks() -> list[str]:
+            return [row[0] for row in scene.page.rows()[1:]]
+
+        def press(name: str) -> None:
+            scene.button(name).click()
+            scene.page.play()
+
+        scene.take(*simulated.hang(64, 41))
+        titles, culprit, others = scene.page.rows()
+        told = [titles.index(one) for one in ("rank", "op", "seq", "verdict")]
+        assert [culprit[n] for n in told] == ["41", "all_reduce", "#13", "not entered"]
+        waits = "waits for rank 41"
+        assert [others[n] for n in told] == ["63 ranks", "all_reduce", "#14", waits]
+        fold = scene.button("63 ranks")
+        assert fold.get_attribute("title") == "ranks 0–40, 42–63"
+        press("63 ranks")
+        assert fold.get_attribute("aria-expanded") == "true"
+        # The browser does not write out rows that are out of sight.
+        assert (ranks()[:4], len(ranks())) == (["41", "63 ranks", "0", "1"], 65)
+        press("63 ranks")
+        assert ranks() == ["41", "63 ranks"]
+        # A square of the map leads to its row.
+        scene.page.board().locator(".map i").nth(60).click()
+        scene.page.play()
+        assert len(ranks()) == 65
+        press("63 ranks")
+        press("Culprits only")
+        assert ranks() == ["41"]
+        assert "1 of 64 ranks" in scene.texts("table-tools")[0]
+        press("Culprits only")
+        scene.page.board().get_by_label("filter").fill("40-42")
+        scene.page.play()
+        assert ranks() == ["41", "2 ranks"]
+        press("Fold equal rows")
+        assert ranks() == ["40", "41", "42"]
+        scene.page.board().get_by_label("sort by").select_option("seq")
+        scene.page.play()
+        assert ranks() == ["41", "40", "42"]
+        # The title of a column does the same: once more for the highest first.
+        title = scene.page.board().get_by_role("columnheader", name="seq")
+        assert title.get_attribute("aria-sort") == "ascending"
+        title.click()
+        scene.page.play()
+        assert ranks() == ["40", "42", "41"]
+        scene.page.shot("board-folded")
+        scene.close()
+
+    def test_a_rank_that_changes_leaves_its_fold(self, browser: Browser) -> None:
+        scene = Scene(browser, width=1000)
+        scene.take(statuses.cluster(*idle(64)))
+        assert [row[0] for row in scene.page.rows()[1:]] == ["64 ranks"]
+        dead = statuses.rank(9, statuses.group(), state="dead", reason="killed")
+        everyone = [*idle(64)[:9], dead, *idle(64)[10:]]
+        scene.take(statuses.cluster(*everyone))
+        assert [row[0] for row in scene.page.rows()[1:]] == ["9", "63 ranks"]
+        scene.take(statuses.cluster(*idle(64)))
+        assert [row[0] for row in scene.page.rows()[1:]] == ["64 ranks"]
         scene.close()
 
     def test_who_is_to_blame_is_in_sight(self, browser: Browser) -> None:

@@ -10,6 +10,7 @@ import { ALL, inOrder } from "./overview.js";
 import { goToLine } from "./places.js";
 import { Stacks } from "./stacks.js";
 import { Table } from "./table.js";
+import { TableTools } from "./table_tools.js";
 import { Tabs } from "./tabs.js";
 import { Timeline } from "./timeline.js";
 
@@ -62,6 +63,8 @@ export class Board {
     this.squares = [];
     this.map.addEventListener("click", (event) => this.onMap(event));
     this.table = new Table(this.store, goTo);
+    this.tools = new TableTools(this.table);
+    this.table.onLook = () => this.request();
     this.groups = new GroupList((id) => this.open(id));
     const split = make("div", "split");
     split.append(this.table.element, this.groups.element);
@@ -75,7 +78,7 @@ export class Board {
     this.buttons = makeActions(this);
     this.body.append(
       head, this.banner.element, this.news, this.stacks.element, this.tabs.element, this.map,
-      split, this.fold, this.timeline.element,
+      this.tools.element, split, this.fold, this.timeline.element,
     );
     this.scrolled = 0;
     const rows = this.table.element;
@@ -124,6 +127,7 @@ export class Board {
     if (all || banner) this.drawBanner();
     const marked = all || this.table.dirty.size > 0;
     this.table.flush(now);
+    this.tools.update();
     if (marked) this.drawMap();
     if (this.group === ALL && (marked || groups || banner)) {
       const causes = this.store.headline.groups ?? [];
@@ -183,7 +187,7 @@ export class Board {
 
   onMap(event) {
     const place = this.squares.findIndex(({ element }) => element === event.target);
-    if (place >= 0) this.table.reveal(this.table.ranks()[place]);
+    if (place >= 0) this.table.reveal(this.table.ranks()[place], this.store.now());
   }
 
   // -- groups ----------------------------------------------------------------

@@ -2,10 +2,12 @@
 // boxes of a fixed size, so that the browser lays out and paints only the visible ones
 // that changed (a <table> is laid out as a whole: ten times the work).
 
+import { arrange, foldedCells, plainView } from "./arrange.js";
 import { cellText, concerns, isInCell, lengthOf, nameOf, standing, stayText } from "./cells.js";
 import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { isPlace } from "./links.js";
-import { elapsedText, moodClass } from "./text.js";
+import { differences } from "./overview.js";
+import { elapsedText, moodClass, nameRanks, plural } from "./text.js";
 import { BAR, placeColumns } from "./widths.js";
 
 const SETTLED = 2; // s without a cell that runs after which empty columns go
@@ -17,7 +19,9 @@ export class Table {
     this.store = store;
     this.goTo = goTo;
     this.group = null;
-    this.entries = new Map(); // rank → {row, cells}
+    this.entries = new Map(); // key of an item → {row, cells, shown}
+    this.items = []; // the rows in order, see arrange.js
+    this.view = plainView();
     this.dirty = new Map(); // rank → names of cells, or null: all
     this.columns = store.columns;
     this.stale = true; // whether the widths have to be computed again
@@ -36,13 +40,14 @@ export class Table {
     this.table = make("div", "table", null, { role: "table" });
     const head = make("div", "row titles", null, { role: "row" });
     for (const column of this.columns) {
-      head.append(
-        make("div", nameOf(column), column.title, {
-          role: "columnheader",
-          title: column.about,
-        }),
-      );
+      const title = make("div", nameOf(column), column.title, {
+        role: "columnheader",
+        title: `${column.about} (press to sort)`,
+      });
+      title.addEventListener("click", () => this.sort(column.key));
+      head.append(title);
     }
+    this.titles = [...head.children];
     const top = make("div", "top", null, { role: "rowgroup" });
     top.append(head);
     this.top = top;
@@ -66,6 +71,8 @@ export class Table {
     if (id !== this.group) this.forget();
     this.group = id;
     this.entries.clear();
+    this.items = [];
+    this.view.opened.clear();
     this.dirty.clear();
     this.body.replaceChildren();
     for (const rank of this.ranks()) this.dirty.set(rank, null);
@@ -91,40 +98,87 @@ export class Table {
   }
 
   flush(now) {
-    if (this.dirty.size > 0) {
-      const rows = this.rowsOf();
-      for (const [rank, names] of this.dirty) {
-        const cells = rows.get(rank);
-        if (cells === undefined) this.remove(rank);
-        else this.write(rank, cells, names, now);
-      }
-      this.dirty.clear();
-    }
+    if (this.dirty.size > 0 || this.disordered) this.place(now);
     if (this.stale) this.fit();
   }
 
-  remove(rank) {
-    this.entries.get(rank)?.row.remove();
-    this.entries.delete(rank);
+  /** Change what the user wants to see; the next `flush` shows it. */
+  look(view) {
+    Object.assign(this.view, view);
+    this.disordered = true;
+    this.columns.forEach(({ key }, place) => {
+      const order = this.view.descending ? "descending" : "ascending";
+      if (this.view.sort === key) setAttribute(this.titles[place], "aria-sort", order);
+      else this.titles[place].removeAttribute("aria-sort");
+    });
+    this.onLook?.();
   }
 
-  write(rank, cells, names, now) {
-    let entry = this.entries.get(rank);
-    if (entry === undefined) {
-      entry = this.add(rank);
-      names = null;
+  /** Sort by a column: the lowest first, then the highest, then as before. */
+  sort(key) {
+    const { sort, descending } = this.view;
+    if (sort !== key) this.look({ sort: key, descending: false });
+    else if (!descending) this.look({ descending: true });
+    else this.look({ sort: null, descending: false });
+  }
+
+  toggle(key) {
+    if (!this.view.opened.delete(key)) this.view.opened.add(key);
+    this.look({});
+  }
+
+  /** Write what has changed, and bring the rows into their order. */
+  place(now) {
+    const rows = this.rowsOf();
+    this.items = arrange(rows, this.view);
+    const kept = new Set(this.items.map(({ key }) => key));
+    for (const [key, { row }] of this.entries) {
+      if (kept.has(key)) continue;
+      row.remove();
+      this.entries.delete(key);
     }
+    let next = this.body.firstChild;
+    for (const item of this.items) {
+      const entry = this.entries.get(item.key) ?? this.add(item);
+      if (entry.row === next) next = next.nextSibling;
+      else this.body.insertBefore(entry.row, next);
+      if (item.fold) this.writeFold(entry, item, rows, now);
+      else this.writeRank(entry, item.ranks[0], rows, now);
+    }
+    this.dirty.clear();
+    this.disordered = false;
+  }
+
+  writeRank(entry, rank, rows, now) {
+    const names = entry.shown ? this.dirty.get(rank) : null;
+    entry.shown = rows.get(rank);
+    if (names !== undefined) this.write(entry, rank, entry.shown, names, now);
+  }
+
+  writeFold(entry, { ranks, open }, rows, now) {
+    const cells = foldedCells(ranks.map((rank) => rows.get(rank)));
+    const label = plural(ranks.length, "rank");
+    const { shown } = entry;
+    const names = shown && entry.label === label ? new Set(differences(shown, cells)) : null;
+    Object.assign(entry, { shown: cells, label });
+    if (names === null || names.size > 0) this.write(entry, label, cells, names, now);
+    const toggle = entry.row.firstChild.firstChild;
+    setAttribute(toggle, "aria-expanded", String(open));
+    setAttribute(toggle, "title", nameRanks(ranks));
+  }
+
+  write(entry, label, cells, names, now) {
     if (isInCell(cells) || names?.has("state")) this.ran = now;
     setAttribute(entry.row, "class", `row ${standing(cells)}`);
     this.columns.forEach((column, place) => {
       if (names !== null && !concerns(column.key, names)) return;
-      this.fill(entry.cells[place], column, place, rank, cells, now);
+      this.fill(entry.cells[place], column, place, label, cells, now);
     });
     if (cells.reason) setAttribute(entry.row, "title", cells.reason);
     else entry.row.removeAttribute("title");
   }
 
-  add(rank) {
+  add({ key, fold }) {
     const row = make("div", "row", null, { role: "row" });
     const cells = this.columns.map((column) => {
       const role = column.key === "rank" ? "rowheader" : "cell";
@@ -138,16 +192,21 @@ export class Table {
       } else {
         cell.append(node);
         if (column.key === "line") cell.replaceChildren(this.makeLink(node), make("span", "extra", ""));
+        if (column.key === "rank" && fold) cell.replaceChildren(this.makeToggle(node, key));
       }
       row.append(cell);
       return { cell, node };
     });
     const entry = { row, cells };
-    this.entries.set(rank, entry);
-    const after = [...this.entries.keys()].filter((other) => other > rank);
-    const next = after.length > 0 ? this.entries.get(Math.min(...after)).row : null;
-    this.body.insertBefore(row, next);
+    this.entries.set(key, entry);
     return entry;
+  }
+
+  makeToggle(node, key) {
+    const toggle = make("button", "place fold", null, { type: "button", tabindex: "-1" });
+    toggle.append(node);
+    toggle.addEventListener("click", () => this.toggle(key));
+    return toggle;
   }
 
   makeLink(node) {
@@ -178,7 +237,8 @@ export class Table {
     const text = cellText(column.key, rank, cells, now);
     const stay = column.key === "line" ? stayText(cells, now) : "";
     if (target.node.data !== text) target.node.data = text;
-    this.measure(place, text + stay);
+    // In front of "62 ranks" is a triangle.
+    this.measure(place, column.key === "rank" && typeof rank === "string" ? `▸ ${text}` : text + stay);
     if (column.key === "line") {
       target.cell.firstChild.disabled = !isPlace(text);
       setText(target.cell.lastChild, stay);
@@ -223,8 +283,8 @@ export class Table {
     } else if (this.ran !== null && now - this.ran >= SETTLED) {
       this.ran = null;
       this.forget();
-      for (const rank of this.ranks()) this.dirty.set(rank, null);
-      this.stale = true;
+      for (const entry of this.entries.values()) entry.shown = undefined;
+      this.disordered = this.stale = true;
       this.flush(now);
     }
   }
@@ -232,21 +292,20 @@ export class Table {
   /** Update the times; no other cell changes without a message. */
   tick(now) {
     this.settle(now);
-    const rows = this.rowsOf();
     const elapsed = this.columns.findIndex((column) => column.key === "elapsed");
     const beat = this.columns.findIndex((column) => column.key === "beat");
     const line = this.columns.findIndex((column) => column.key === "line");
-    for (const [rank, entry] of this.entries) {
-      const cells = rows.get(rank);
+    for (const entry of this.entries.values()) {
+      const cells = entry.shown;
       if (cells === undefined) continue;
       if (cells.since !== undefined) {
         this.fillElapsed(entry.cells[elapsed], elapsed, cells, now);
       }
       if (cells.silent) {
-        this.fill(entry.cells[beat], this.columns[beat], beat, rank, cells, now);
+        this.fill(entry.cells[beat], this.columns[beat], beat, null, cells, now);
       }
       if (cells.at !== undefined) {
-        this.fill(entry.cells[line], this.columns[line], line, rank, cells, now);
+        this.fill(entry.cells[line], this.columns[line], line, null, cells, now);
       }
     }
   }
@@ -299,10 +358,20 @@ export class Table {
     this.table.style.minWidth = `${found.width}px`;
   }
 
-  /** Scroll a row into the visible part of the table; the page does not scroll. */
-  reveal(rank) {
-    const entry = this.entries.get(rank);
-    if (entry === undefined) return;
+  /**
+   * Scroll a row into the visible part of the table; the page does not scroll. With the
+   * time `now` the fold that the row is in is opened, if it is in one.
+   */
+  reveal(rank, now = null) {
+    const find = () => this.items.findLast(({ ranks }) => ranks.includes(rank));
+    let item = find();
+    if (item?.fold && now !== null) {
+      this.toggle(item.key);
+      this.flush(now);
+      item = find();
+    }
+    if (item === undefined) return;
+    const entry = this.entries.get(item.key);
     const top = entry.row.offsetTop - this.top.offsetHeight;
     const bottom = entry.row.offsetTop + entry.row.offsetHeight;
     const box = this.element;
