@@ -77,7 +77,7 @@ def wait_graph(cycle: tuple[WaitFor, ...]) -> str:
         Each rank, with the op in which it waits for the next one; see
         `Verdict.cycle`.
     """
-    if not cycle:
+    if len(cycle) < 2:
         return ""
     nodes, edges = _shown(cycle)
     places = _places(nodes, edges)
