@@ -7,8 +7,8 @@ import { make, setAttribute, setText } from "./elements.js";
 import { GUTTER, panned, timeAt, xOf, zoomed } from "./scale.js";
 import { ALL } from "./overview.js";
 import {
-  W, describeMessages, describeWork, extentOf, isRunning, messagesOf, nearest, recentOf,
-  twinOf, workNear,
+  W, describeMessages, describeWork, extentOf, isRunning, lanesOf, messagesOf, nearest,
+  recentOf, twinOf, workNear,
 } from "./works.js";
 
 const TALLEST = 360; // px of lanes before they scroll
@@ -120,11 +120,7 @@ export class Timeline {
     const chosen = this.chosen && { ...this.chosen };
     this.lanes = [];
     if (data) {
-      const here = this.group && this.group.ranks ? this.group.ranks.join() : null;
-      this.lanes = data.lanes.filter(
-        (lane) =>
-          this.wide || (lane.group === this.group?.name && lane.ranks.join() === here),
-      );
+      this.lanes = lanesOf(data, this.wide ? null : this.group);
       this.words = data.words;
       this.messages = messagesOf(data, this.lanes);
       setText(this.summary, data.summary);

@@ -18,6 +18,28 @@ export function endOf(work, now) {
   return isRunning(work) ? Math.max(now, work[W.created]) : work[W.ended];
 }
 
+/**
+ * The lanes of a group; of all groups without one, where a rank has a lane for each group
+ * that it has used or is missing in, or one if it has used none.
+ */
+export function lanesOf({ lanes, missing }, group) {
+  if (group) return lanes.filter((lane) => isOf(lane, group.name, group.ranks));
+  const isMissing = (lane) =>
+    missing.some((one) => one.ranks.includes(lane.rank) && isOf(lane, one.group, one.members));
+  const used = new Set(lanes.filter((lane) => lane.works.length > 0 || isMissing(lane)));
+  const seen = new Set([...used].map(({ rank }) => rank));
+  return lanes.filter((lane) => {
+    if (used.has(lane)) return true;
+    if (seen.has(lane.rank)) return false;
+    seen.add(lane.rank);
+    return true;
+  });
+}
+
+function isOf(lane, name, ranks) {
+  return lane.group === name && lane.ranks.join() === ranks.join();
+}
+
 /** The time from the first work to the last, with a margin. */
 export function extentOf(lanes, now) {
   const works = lanes.flatMap((lane) => lane.works);

@@ -1,5 +1,5 @@
 import {
-  W, describeMessages, describeWork, endOf, extentOf, messagesOf, nearest, recentOf, twinOf,
+  W, describeMessages, describeWork, endOf, extentOf, lanesOf, messagesOf, nearest, recentOf, twinOf,
   workNear,
 } from "/widgets/board/page/works.js";
 import { equal, test } from "./harness.js";
@@ -89,4 +89,13 @@ test("both sides of a message tell of each other", () => {
   equal(said(there, got), ["its send is send → 1 tag 0 #1 on rank 0, cell 3 line 2"]);
   equal(said(here, lost), ["rank 2 has not issued its receive"]);
   equal(messagesOf(data, [here, there]).length, 1);
+});
+
+test("all groups have lanes where they were used, or where a rank is missing", () => {
+  const [here, unused] = [lane(0, [work(0, 9)]), lane(0, [], [0, 1], "tp")];
+  const [absent, dead] = [lane(1, [], [0, 1], "tp"), [lane(2, [], [2]), lane(2, [], [2], "dp")]];
+  const lanes = [here, unused, absent, ...dead];
+  const missing = [{ group: "tp", members: [0, 1], ranks: [1] }];
+  equal(lanesOf({ lanes, missing }, null).map((one) => lanes.indexOf(one)), [0, 2, 3]);
+  equal(lanesOf({ lanes, missing }, { name: "tp", ranks: [0, 1] }).map((one) => lanes.indexOf(one)), [1, 2]);
 });
