@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import signal
 import struct
@@ -19,6 +20,8 @@ __all__ = ["ProcessEnd", "describe_exit_code", "host_id", "own_process", "proces
 
 # The field exit_code of /proc/PID/stat, counted from the one behind the name.
 _EXIT_CODE = 49
+# The real, the effective and the saved user.
+_USERS = re.compile(rb"^Uid:(?:\s+\d+){3}", re.MULTILINE)
 # struct pidfd_info of linux/pidfd.h: a mask of 8 bytes, and the status at byte 60.
 _INFO_BYTES, _STATUS_AT = 64, 60
 _PIDFD_INFO_EXIT = 1 << 3
@@ -34,6 +37,12 @@ class ProcessEnd:
         self._pidfd = os.pidfd_open(pid)
         self._known: str | None = None
 
+    def is_under_way(self) -> bool:
+        """Whether the process has not ended yet."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
+
     def known(self, timeout: float = 0) -> str | None:
         """Return how the process ended (`describe_exit_code`).
 
@@ -43,24 +52,29 @@ class ProcessEnd:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
             if poll.poll(1000 * timeout):
-                status = self._status_of_zombie() or self._status_of_reaped()
+                status = self._status_of_zombie()
+                if status is None:
+                    status = self._status_of_reaped()
                 if status is not None:
                     code = os.waitstatus_to_exitcode(status)
                     self._known = describe_exit_code(code)
         return self._known
 
-    def _status_of_zombie(self) -> int:
-        """Return the wait status while the parent has not asked for it; 0: unknown."""
+    def _status_of_zombie(self) -> int | None:
+        """Return the wait status while the parent has not asked for it, if known."""
+        folder = Path("/proc", str(self._pid))
         try:
-            with open(f"/proc/{self._pid}/stat", "rb") as file:
-                # The name, in parentheses, may contain spaces.
-                fields = file.read().rpartition(b")")[2].split()
+            # The name, in parentheses, may contain spaces.
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            users = _USERS.search((folder / "status").read_bytes())
             # Raises if the process is reaped: the fields are then of another one.
             signal.pidfd_send_signal(self._pidfd, 0)
         except OSError:
-            return 0
+            return None
+        status = int(fields[_EXIT_CODE])
         # The kernel writes 0 as the status of a process of another user.
-        return int(fields[_EXIT_CODE])
+        own = users is not None and {*map(int, users[0].split()[1:])} == {os.geteuid()}
+        return status if status or own else None
 
     def _status_of_reaped(self) -> int | None:
         info = bytearray(struct.pack("=Q", _PIDFD_INFO_EXIT).ljust(_INFO_BYTES, b"\0"))

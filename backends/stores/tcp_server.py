@@ -29,6 +29,10 @@ _log = logging.getLogger(__name__)
 # message, which takes precedence if it is set first.
 _CHECK_DELAYS = (0.01, 0.03, 0.1, 0.3, 1.0)
 _WILL_DELAY = 0.5
+# How often, and for how long at most, the end of a process that has closed its
+# connection is waited for: a busy host takes longer, and how it ends is known then.
+_END_STEP = 0.05
+_END_WAIT = 2.0
 # Milliseconds for sending the goodbye before the sockets close.
 _LINGER_MS = 200
 
@@ -49,6 +53,8 @@ class TCPStoreServer:
         # Time of the next check for dead clients; dead client → time to set its wills.
         self._checks: list[float] = []
         self._dead: dict[bytes, float] = {}
+        #: Dead client → until when the end of its process is waited for.
+        self._patience: dict[bytes, float] = {}
         #: The ends of the processes of the clients on this host.
         self._ends: dict[bytes, ProcessEnd] = {}
         self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
@@ -152,11 +158,16 @@ class TCPStoreServer:
             for client in self._table.wills.keys() - self._dead.keys():
                 if not self._send((client, b""), b"there?", ()):
                     self._dead[client] = now + _WILL_DELAY
+                    self._patience[client] = now + _END_WAIT
                     if client in self._ends:
                         # Now: the parent may reap the process before the delay is over.
                         self._ends[client].known()
         for client in [one for one, when in self._dead.items() if now >= when]:
-            del self._dead[client]
+            end = self._ends.get(client)
+            if end is not None and end.is_under_way() and now < self._patience[client]:
+                self._dead[client] = now + _END_STEP
+                continue
+            del self._dead[client], self._patience[client]
             self._table.execute(client, self._forget_process(client))
 
     def _admit(self, request: list[bytes]) -> None:

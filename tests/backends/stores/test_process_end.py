@@ -54,15 +54,22 @@ def exited(process: subprocess.Popen[bytes]) -> str:
     return "exit code 3"
 
 
+def succeeded(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdin is not None
+    process.stdin.write(b"0\n")
+    process.stdin.close()
+    return "exit code 0"
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("ends", [died_by_signal, exited])
+@pytest.mark.parametrize("ends", [died_by_signal, exited, succeeded])
 @pytest.mark.parametrize(
     "reaped", [False, pytest.param(True, marks=keeps_status)], ids=["zombie", "reaped"]
 )
 def test_how_it_ended(
     ends: Callable[[subprocess.Popen[bytes]], str], reaped: bool
 ) -> None:
-    with running("import os, sys; sys.stdin.read(); os._exit(3)") as process:
+    with running("import os, sys; os._exit(int(sys.stdin.read() or 3))") as process:
         end = ProcessEnd(process.pid)
         assert end.known() is None
         expected = ends(process)
