@@ -14,7 +14,14 @@ from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 
-__all__ = ["announce_death", "await_ranks", "enter", "leave", "say_goodbye"]
+__all__ = [
+    "announce_death",
+    "announce_end",
+    "await_ranks",
+    "enter",
+    "leave",
+    "say_goodbye",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +70,22 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
         ) from error
 
 
-def announce_death(store: Store) -> None:
-    """Have the store count this process as gone when it dies: no rank waits for it."""
-    PrefixStore("goodbye", store).last_will("gone/+", b"1")
+def announce_death(store: Store, rank: int) -> None:
+    """Have the store count this rank as gone when it dies: none waits for it."""
+    PrefixStore("goodbye", store).last_will(_gone(rank), b"1")
+
+
+def announce_end(store: Store, rank: int) -> None:
+    """Count this rank as gone: its program has ended, and its process will later."""
+    try:
+        PrefixStore("goodbye", store).set(_gone(rank), b"1")
+    except DistError as error:
+        # The host has ended: it waits for nobody.
+        _log.debug("no goodbye: %s", error)
+
+
+def _gone(rank: int) -> str:
+    return f"gone/{rank}"
 
 
 def say_goodbye(store: Store, rank: int, size: int, *, wait: bool = True) -> None:
@@ -76,9 +96,9 @@ def say_goodbye(store: Store, rank: int, size: int, *, wait: bool = True) -> Non
     goodbye = PrefixStore("goodbye", store)
     try:
         store.withdraw()
-        goodbye.set(f"gone/{goodbye.add('gone', 1)}", b"1")
+        goodbye.set(_gone(rank), b"1")
         if rank == 0 and wait:
-            goodbye.wait([f"gone/{size}"], timeout=_GOODBYE)
+            goodbye.wait([_gone(one) for one in range(size)], timeout=_GOODBYE)
     except DistError as error:
         # The host has ended, or another rank died: there is nothing left to do.
         _log.debug("no goodbye: %s", error)

@@ -101,7 +101,7 @@ class World:
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
             if owns_store:
-                arrival.announce_death(store)
+                arrival.announce_death(store, rank)
                 atexit.register(self._leave)
             for registration in registrations_at_init():
                 registration.on_init()
@@ -501,6 +501,14 @@ class World:
         self._groups, self._uses, self.current = {}, {}, None
         self.store = self.rank = self.size = None
         self._owns_store = False
+
+    def announce_end(self) -> None:
+        """Have rank 0 not wait for this one, whose program an error has ended.
+
+        Its process ends later: once it has written a report.
+        """
+        if self.store is not None and self._owns_store and self.rank is not None:
+            arrival.announce_end(self.store, self.rank)
 
     def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
         assert self.rank is not None

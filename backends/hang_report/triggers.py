@@ -118,6 +118,7 @@ def install_excepthook(reporter: Reporter) -> None:
         traceback: TracebackType | None,
     ) -> None:
         with contextlib.suppress(Exception):
+            world.announce_end()
             if getattr(error, _REPORTED, False) or _is_aborted(reporter):
                 pass
             elif _follows_from_a_rank(error):

@@ -112,3 +112,20 @@ def twice(me: Rank) -> list[float]:
 @pytest.mark.processes
 def test_default_groups_one_after_another_over_one_store() -> None:
     assert run_ranks(2, twice) == [[2.0] * 3] * 2
+
+
+def test_rank_0_does_not_wait_for_ranks_whose_program_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their processes may write a report for seconds."""
+    monkeypatch.setattr(arrival, "_GOODBYE", 60.0)
+    store = HashStore()
+    arrival.announce_end(store, 2)
+    waits = threading.Thread(
+        target=arrival.say_goodbye, args=(store, 0, 3), daemon=True
+    )
+    waits.start()
+    assert waits.is_alive()
+    arrival.say_goodbye(store, 1, 3)
+    waits.join(30)
+    assert not waits.is_alive()
