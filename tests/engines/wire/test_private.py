@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +89,30 @@ def test_a_class_that_is_gone_is_reported() -> None:
     ]
 
 
-def test_an_encrypted_connection_raises_no_alarm(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+class Kept(logging.Handler):
+    """The messages of traitlets' logger.
+
+    It is the logger of an application where another test has made one, and passes
+    nothing on to the root.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    handler, logger = Kept(), traitlets.log.get_logger()
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_an_encrypted_connection_raises_no_alarm(kept: Kept) -> None:
     class Client:
         curve_serverkey = b"key"
 
@@ -102,10 +125,10 @@ def test_an_encrypted_connection_raises_no_alarm(
         return Client()
 
     private.connect(connect)
-    assert caplog.messages == ["something else"]
+    assert kept.messages == ["something else"]
     Client.curve_serverkey = b""
     private.connect(connect)
-    assert len(caplog.messages) == 3
+    assert len(kept.messages) == 3
 
 
 def test_launchers_are_told_to_end_before_one_is_waited_for() -> None:
