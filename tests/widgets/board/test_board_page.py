@@ -125,7 +125,7 @@ class TestTable:
         ("width", "memory", "line"),
         [
             (1400, ["memory", "312 MiB"], "cell 7 line 4 for 12 s"),
-            (560, [], "cell 7 line 4"),
+            (440, [], "cell 7 line 4"),
         ],
     )
     def test_what_has_room_is_shown(

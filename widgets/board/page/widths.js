@@ -22,7 +22,9 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
   const widthOf = ({ key, title }, text, level) => {
     if (key === "elapsed" && level <= BARE) return Math.ceil(measure(title) + PADDING);
     const shown = key === "line" && level <= BARE ? text.replace(STAY, "") : text;
-    const more = { state: SHAPE, elapsed: BAR + 8 }[key] ?? 0;
+    // The bar is for what ops usually take, which stands behind the elapsed time.
+    const bar = text.includes(" / ") ? BAR + 8 : 0;
+    const more = { state: SHAPE, elapsed: bar }[key] ?? 0;
     return Math.ceil(measure(shown) + PADDING + more);
   };
   const at = (level) => {

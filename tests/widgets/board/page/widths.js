@@ -1,4 +1,4 @@
-import { placeColumns } from "/widgets/board/page/widths.js";
+import { BAR, placeColumns } from "/widgets/board/page/widths.js";
 import { equal, test } from "./harness.js";
 
 const COLUMNS = [
@@ -10,13 +10,13 @@ const COLUMNS = [
   { key: "memory", title: "memory", drop: 9 },
   { key: "verdict", title: "verdict", drop: 0 },
 ];
-const LONGEST = ["rank", "node-1", "in flight", "cell 7 line 4 for 12 s", "6.2 s / 300 s", "312 MiB", "verdict"];
+const LONGEST = ["rank", "node-1", "in flight", "cell 7 line 4 for 12 s", "6.2 s / 410 µs", "312 MiB", "verdict"];
 
 /** Place them, with letters of 10 px; return what is shown, and the whole. */
-function place(room, { single = false, empty = [] } = {}) {
+function place(room, { single = false, empty = [], longest = LONGEST } = {}) {
   const filled = COLUMNS.map(({ key }) => !empty.includes(key));
   const measure = (text) => text.length * 10;
-  const found = placeColumns(COLUMNS, LONGEST, filled, { room, single, measure });
+  const found = placeColumns(COLUMNS, longest, filled, { room, single, measure });
   const shown = COLUMNS.filter((_, number) => found.places[number]).map(({ key }) => key);
   return { ...found, shown };
 }
@@ -40,7 +40,15 @@ test("the least important columns go first", () => {
   equal(place(0).shown, ["rank", "state", "verdict"]);
 });
 
-test("times and timeouts go before a column that matters goes", () => {
+test("a bar takes room where there is one", () => {
+  const elapsed = (text) => {
+    const longest = LONGEST.with(4, text);
+    return place(2000, { longest }).places[4].width - text.length * 10;
+  };
+  equal(elapsed("6.2 s / 410 µs") - elapsed("6.2 s"), BAR + 8);
+});
+
+test("times and medians go before a column that matters goes", () => {
   const bare = place(620);
   equal(bare.shown.includes("line"), true);
   equal(bare.level <= 4, true);
