@@ -196,11 +196,19 @@ class Texts:
         for (line, called), ranks in waits.items():
             who = name_ranks(ranks) if ranks else "others"
             told.append(f"{who} gave up waiting{_at(line)}{called and f' in {called}'}")
+        seen = {
+            rank: one
+            for rank, one in evidence.ranks.items()
+            if one.location is not None
+            and rank not in self._gave_up
+            and rank not in ended
+        }
+        told += _places(seen)
         alive = sorted(self._alive - self._gave_up.keys() - ended.keys())
         if alive:
             them = "it" if len(alive) == 1 else "them"
             told.append(f"{name_ranks(alive)} lived until the launcher ended {them}")
-        if not ended and not missing and self._absent:
+        if not ended and not missing and not seen.keys() >= set(self._absent):
             told.append(self._no_line())
         fault = Fault.MISSING_RANKS if missing else Fault.UNDECIDED
         known = [0, *evidence.ranks, *missing, *alive]
@@ -232,6 +240,19 @@ def _one_place(found: list[RankEvidence]) -> list[RankEvidence]:
 
 def _at(line: object) -> str:
     return f" at {line}" if line else ""
+
+
+def _places(seen: Mapping[int, RankEvidence]) -> list[str]:
+    """Return where ranks were by their stacks, which may be older than the end."""
+    alike: dict[str, list[int]] = {}
+    for rank, one in seen.items():
+        called = f" in {one.called}" if one.called else ""
+        alike.setdefault(f"{_at(one.location)}{called}", []).append(rank)
+    return [
+        f"{name_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'}{where}, by "
+        f"{'its stack' if len(ranks) == 1 else 'their stacks'}"
+        for where, ranks in list(alike.items())[:_MOST]
+    ]
 
 
 def _ends(ended: Mapping[int, RankEvidence]) -> list[str]:

@@ -13,7 +13,7 @@ from rankscope.backends.observe.verdicts import Fault
 from rankscope.backends.post_mortem.report import examine
 from rankscope.backends.post_mortem.trace import trace
 from tests.backends.post_mortem.test_error_file import MESSAGE
-from tests.backends.post_mortem.test_log import GLOO, hung
+from tests.backends.post_mortem.test_log import GLOO, hung, of_gloo
 from tests.backends.post_mortem.test_stacks import FAULTHANDLER, PY_SPY
 
 CASES = Path(__file__).parents[4] / "shared" / "post_mortem"
@@ -190,3 +190,22 @@ def test_the_log_of_the_cases() -> None:
     assert verdict.fault.value == truth["kind"]
     assert list(verdict.culprits) == truth["culprits"]
     assert (verdict.op, verdict.group.name) == (truth["op"], truth["group"])
+
+
+def test_where_a_rank_was_is_told_beside_the_timeouts_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """Gloo leaves nothing else: the stack may be from some time before."""
+    (tmp_path / "job.log").write_text(of_gloo((0, 1, 3)))
+    stack = (
+        "Thread 0x00007ff8a2ca9b80 (most recent call first):\n"
+        '  File "/job/data.py", line 77 in load\n'
+        '  File "/job/train.py", line 120 in <module>\n'
+    )
+    (tmp_path / "rank_2").write_text(stack)
+    (verdict,) = examine([tmp_path]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    assert verdict.text == (
+        "ranks 0–1, 3 gave up waiting at train.py:88 in all_reduce of "
+        "torch.distributed; rank 2 was at data.py:77, by its stack"
+    )
