@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sysconfig
+import os
 from functools import cache
 from types import FrameType
 
@@ -11,16 +11,14 @@ __all__ = ["is_installed", "users_frame"]
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
 
-@cache
-def _folders() -> tuple[str, ...]:
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(f"{sysconfig.get_path(kind)}/" for kind in kinds)
+# Not by `sysconfig`, which reads a file: a process may have no descriptor left.
+_STDLIB = f"{os.path.dirname(os.__file__)}/"
 
 
 @cache
 def is_installed(file: str) -> bool:
     """Return whether `file` is of an installed package or of Python itself."""
-    return file.startswith((*_folders(), "<frozen ")) or (
+    return file.startswith((_STDLIB, "<frozen ")) or (
         "/site-packages/" in file or "/dist-packages/" in file
     )
 

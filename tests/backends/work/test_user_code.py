@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sysconfig
 import threading
 from collections.abc import Callable
@@ -37,6 +38,17 @@ def test_what_is_installed() -> None:
     assert is_installed("<frozen importlib._bootstrap>")
     assert not is_installed("/home/me/train.py")
     assert not is_installed("<ipython-input-3-0a1b2c>")
+
+
+def test_it_is_known_where_no_descriptor_is_left() -> None:
+    """Over MPI nothing else of an op needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert not is_installed.__wrapped__("/home/me/another.py")
+        assert user_frame()[0] == __file__
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_line_of_an_op_is_the_users() -> None:
