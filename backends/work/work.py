@@ -552,17 +552,16 @@ class Work:
 
     def fail_by_group(
         self, error: BaseException, state: WorkState = WorkState.ABORTED
-    ) -> bool:
+    ) -> None:
         """End the Work, whose backend is stopped and writes to its arrays no more.
 
-        With what `fail_pending_as` was told, or else with `error`. Returns whether this
-        call ended the Work.
+        With what `fail_pending_as` was told, or else with `error`.
         """
         with self._lock:
             failures = self._group_failures()
             failures.cause = failures.cause or (error, state)
             failures.final = True
-        return self.mark_failed(error, state)
+        self.mark_failed(error, state)
 
     def hold_failures(self) -> None:
         """Keep any failure from now on as `withheld` until the group ends the Work.
