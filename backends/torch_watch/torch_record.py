@@ -69,6 +69,8 @@ class TorchRecord(OpEntry):
         self.peer: int | None = None
         self.reduce_op: str | None = None
         self.tag: int | None = None
+        # Not known: torch's group may have been used before it was watched.
+        self.message: int | None = None
         self.splits: Splits | None = None
         self.timeout = 0.0
         self.frames: tuple[Frame, ...] = ()

@@ -152,7 +152,8 @@ class Record(OpEntry):
     the group, else ``None``; of a recv from any rank, the sender, once it is
     known. `backend` is the name of the backend that runs the op, if one does;
     `reduce_op` the reduction, `tag` the tag and `splits` the rows from and to each
-    rank, of an op that has them.
+    rank, of an op that has them. `message` is what `GroupCounters.count_message` says
+    of a send or receive.
     """
 
     __slots__ = (
@@ -164,6 +165,7 @@ class Record(OpEntry):
         "error",
         "frames",
         "generation",
+        "message",
         "op_id",
         "op_type",
         "p2p_seq_id",
@@ -214,6 +216,7 @@ class Record(OpEntry):
         self.waited = False
         self.record_id = -1
         self.collective_seq_id = self.p2p_seq_id = self.op_id = -1
+        self.message: int | None = None
 
     def number(self, *, first: bool = True) -> None:
         """Take the next sequence number, and an ``op_id``.
@@ -222,11 +225,14 @@ class Record(OpEntry):
         its kind, collective or point-to-point, took.
         """
         status = self.status
+        is_p2p = self.op_type.is_p2p
         if first:
-            if self.op_type.is_p2p:
+            if is_p2p:
                 status.p2p_seq += 1
             else:
                 status.collective_seq += 1
+        if is_p2p:
+            self.message = status.count_message(self, 1)
         status.op_id += 1
         self.collective_seq_id = status.collective_seq
         self.p2p_seq_id = status.p2p_seq
@@ -365,6 +371,10 @@ class GroupCounters:
     collective_seq: int = 0
     p2p_seq: int = 0
     op_id: int = 0
+    #: Sends (else receives), peer and tag → how many were issued.
+    messages: dict[tuple[bool, int | None, int | None], int] = field(
+        default_factory=dict
+    )
     #: The last ops.
     enqueued: Record | None = None
     started: Record | None = None
@@ -376,6 +386,19 @@ class GroupCounters:
 
     def __post_init__(self) -> None:
         self.group_id = self.group_id or self.name
+
+    def count_message(self, record: Record, by: int) -> int:
+        """Count a send or receive; return which one it is with its peer and tag.
+
+        The k-th receive of a rank from another takes the k-th that this one sends it
+        with the tag. 0: one from any rank was issued before, which may take it.
+        """
+        sends = record.op_type is OpType.SEND
+        # NCCL has no tags, it matches in order.
+        tag = None if record.backend == "nccl" else record.tag
+        key = sends, record.peer, tag
+        self.messages[key] = count = self.messages.get(key, 0) + by
+        return count if sends or not self.messages.get((False, None, tag)) else 0
 
 
 class FlightRecorder:
@@ -415,6 +438,7 @@ class FlightRecorder:
         status.op_id -= 1
         if record.op_type.is_p2p:
             status.p2p_seq -= 1
+            status.count_message(record, -1)
         else:
             status.collective_seq -= 1
         earlier = [one for one in self.records() if one.status is status]

@@ -58,6 +58,7 @@ def record_fields(
         "peer": record.peer,
         "reduce_op": reduce_op,
         "tag": record.tag,
+        "message": record.message,
         "splits": record.splits and [list(rows) for rows in record.splits],
         "timeout": record.timeout,
         "time_created_ns": record.created_ns,

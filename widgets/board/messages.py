@@ -1,12 +1,13 @@
 """Sends and receives: how they are called, and which belong together.
 
-Records number them per group and rank, not per pair of ranks. The k-th send of a rank
-to another with a tag belongs to the k-th receive of that one from it, if all that both
-have issued are known. Where records are lost, nothing is said.
+The k-th send of a rank to another with a tag belongs to the k-th receive of that one
+from it. Our own records say which one it is. Others number them per group and rank, and
+are counted here, if all that the rank has issued are known; else nothing is said.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -49,28 +50,37 @@ def pair(
     generation, in the order of issue, each with what stands for it in the result.
     ``None``: that rank has not issued the other side.
     """
-    sides: dict[_Way, tuple[list[T], list[T]]] = defaultdict(lambda: ([], []))
+    sides: dict[_Way, tuple[dict[int, T], dict[int, T]]]
+    sides = defaultdict(lambda: ({}, {}))
     # Receivers that take a message of any rank, with the tag.
     from_any: set[tuple[int, int | None]] = set()
     whole = {rank for rank, ops in issued.items() if _is_whole(ops)}
-    for rank in sorted(whole):
-        for record, one in issued[rank]:
-            tag = tag_of(record)
-            if record["peer"] is None:
+    for rank, ops in issued.items():
+        for record, one in ops:
+            tag, number = tag_of(record), record.get("message")
+            if record["peer"] is None or number == 0:
                 from_any.add((rank, tag))
                 continue
-            other = members[record["peer"]]
             receives = record["op"] == "recv"
+            other = members[record["peer"]]
             way = (other, rank, tag) if receives else (rank, other, tag)
-            sides[way][receives].append(one)
+            if number is None and rank in whole:
+                number = len(sides[way][receives]) + 1
+            if number is not None:
+                sides[way][receives][number] = one
     found = []
-    for (sender, receiver, tag), (sends, receives) in sides.items():
-        if not {sender, receiver} <= whole or (receiver, tag) in from_any:
+    for (sender, receiver, tag), (sends, received) in sides.items():
+        if (receiver, tag) in from_any or not {sender, receiver} <= issued.keys():
             continue
-        for place in range(max(len(sends), len(receives))):
-            send = sends[place] if place < len(sends) else None
-            receive = receives[place] if place < len(receives) else None
-            found.append((sender, receiver, send, receive))
+        # What is behind the last one that is known was not issued.
+        last_sent = max(sends, default=0 if sender in whole else math.inf)
+        last_received = max(received, default=0 if receiver in whole else math.inf)
+        for number in sorted(sends.keys() | received.keys()):
+            send, receive = sends.get(number), received.get(number)
+            lost = send is None and number < last_sent
+            lost = lost or (receive is None and number < last_received)
+            if not lost:
+                found.append((sender, receiver, send, receive))
     return found
 
 

@@ -96,3 +96,60 @@ def test_a_record_keeps_no_array() -> None:
     made = Record(status, OpType.ALL_REDUCE, (array,), None, 60.0)
     assert sys.getrefcount(array) == references
     assert made.sizes == [(3,)]
+
+
+class TestMessages:
+    """Which send or receive each is, with its peer and tag: who takes which."""
+
+    @pytest.fixture
+    def ring(self) -> FlightRecorder:
+        return FlightRecorder(100)
+
+    def issue(
+        self, ring: FlightRecorder, status: GroupCounters, *ops: Any, backend: str = ""
+    ) -> list[Record]:
+        found = []
+        for op, peer, tag in ops:
+            one = Record(status, op, (), peer, 60.0, backend, tag=tag)
+            one.number()
+            ring.add(one)
+            found.append(one)
+        return found
+
+    def test_each_is_counted_with_its_peer_and_tag(self, ring: FlightRecorder) -> None:
+        status, send, recv = GroupCounters("g", 0, 0, range(3)), *_P2P
+        ops = [(send, 1, 0), (send, 2, 0), (send, 1, 7), (recv, 1, 0), (send, 1, 0)]
+        found = self.issue(ring, status, *ops)
+        assert [one.message for one in found] == [1, 1, 1, 1, 2]
+        assert [one.as_dict()["message"] for one in found] == [1, 1, 1, 1, 2]
+        (other,) = self.issue(ring, status, (OpType.BARRIER, None, None))
+        assert other.message is None
+
+    def test_nccl_has_no_tags(self, ring: FlightRecorder) -> None:
+        status, send, _ = GroupCounters("g", 0, 0, range(2)), *_P2P
+        ops = [(send, 1, 0), (send, 1, 7)]
+        found = self.issue(ring, status, *ops, backend="nccl")
+        assert [one.message for one in found] == [1, 2]
+
+    def test_after_one_from_any_rank_it_is_not_known(
+        self, ring: FlightRecorder
+    ) -> None:
+        status, send, recv = GroupCounters("g", 0, 0, range(3)), *_P2P
+        before, any_rank, after, other_tag, sent = self.issue(
+            ring,
+            status,
+            *[(recv, 1, 0), (recv, None, 0), (recv, 1, 0), (recv, 1, 7), (send, 1, 0)],
+        )
+        assert (before.message, any_rank.message, after.message) == (1, 0, 0)
+        assert (other_tag.message, sent.message) == (1, 1)
+
+    def test_one_that_was_refused_does_not_count(self, ring: FlightRecorder) -> None:
+        status, send, recv = GroupCounters("g", 0, 0, range(2)), *_P2P
+        for op, peer in ((send, 1), (recv, 1), (recv, None)):
+            (refused,) = self.issue(ring, status, (op, peer, 0))
+            ring.withdraw(refused)
+        found = self.issue(ring, status, (send, 1, 0), (recv, 1, 0))
+        assert [one.message for one in found] == [1, 1]
+
+
+_P2P = OpType.SEND, OpType.RECV

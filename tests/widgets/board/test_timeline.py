@@ -136,6 +136,28 @@ class TestMessages:
         # That of a dead rank is not there at all.
         assert self._arrows(sender) == []
 
+    def test_records_that_say_which_one_they_are_may_be_lost(self) -> None:
+        def count(dump: Any) -> Any:
+            for number, record in enumerate(dump["records"], 1):
+                record["message"] = number
+            return dump
+
+        sender = count(self._dump(4, *[("send", 1, 0, True)] * 4))
+        receiver = count(self._dump(5, *[("recv", 0, 0, True)] * 3))
+        del sender["records"][0], receiver["records"][1]
+        assert self._arrows(sender, receiver) == [
+            ("4 send → 5 tag 0 #3", "5 recv ← 4 tag 0 #3"),
+            ("4 send → 5 tag 0 #4", "5 not issued"),
+        ]
+        # All that this one has issued may be lost.
+        receiver["records"].clear()
+        receiver["records"] += self._dump(5, *[("recv", 2, 0, True)] * 9)["records"][8:]
+        assert self._arrows(sender, receiver) == []
+        # It has received from any rank before.
+        for record in receiver["records"]:
+            record.update(peer=0, message=0)
+        assert self._arrows(sender, receiver) == []
+
     def test_nothing_is_said_of_what_came_and_of_what_is_on_its_way(self) -> None:
         sender = self._dump(4, ("send", 1, 0, True))
         receiver = self._dump(5, ("recv", 2, 0, True))
