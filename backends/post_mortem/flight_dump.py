@@ -71,8 +71,9 @@ def looks_like_dump(data: bytes) -> bool:
 
 def is_cut_off(data: bytes) -> bool:
     """Return whether the end of a dump is not there: its rank died while it wrote."""
-    end = b"}" if data.lstrip()[:1] == b"{" else b"."
-    return data.rstrip()[-1:] != end
+    # A pickle of a dict ends with its last items, and a stop.
+    end = (b"}",) if data.lstrip()[:1] == b"{" else (b"u.", b"s.")
+    return not data.rstrip().endswith(end)
 
 
 def read_dump(file: RawFile) -> Dump:

@@ -110,9 +110,16 @@ def _current(picture: Picture) -> dict[int, list[Wait]]:
 
 
 def _is_held_in(wait: Wait, current: Mapping[int, Sequence[Wait]]) -> bool:
-    """Return whether all sides of an op are in it, and in nothing that lacks one."""
+    """Return whether all sides of an op are in it, and in nothing that lacks one.
+
+    A send or receive in the same batch may lack one that comes later.
+    """
+    mine = current.get(wait.rank, ())
     return wait.is_full and all(
-        one.is_full for other in _others(wait) for one in current.get(other, ())
+        one.is_full
+        and (wait.rank not in _others(one) or any(_is_same(one, its) for its in mine))
+        for other in _others(wait)
+        for one in current.get(other, ())
     )
 
 
