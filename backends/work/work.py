@@ -243,7 +243,7 @@ class Work:
         """
         seconds = None if timeout is None else as_seconds(timeout, "wait: timeout")
         self._note_waited()
-        if not self._state.is_terminal and not self._block(seconds):
+        if not self._state.is_terminal and not self._is_over(seconds):
             raise DistTimeoutError(
                 f"{self.describe()} was not done after wait(timeout={seconds:g} s); "
                 "it is still in flight",
@@ -450,6 +450,15 @@ class Work:
             if self._done is None:
                 self._done = threading.Event()
         return self._done.wait(timeout)
+
+    def _is_over(self, timeout: float | None) -> bool:
+        """Block as `_block`, and for a group that has yet to end what has failed."""
+        began = time.monotonic()
+        if self._block(timeout):
+            return True
+        if timeout is None or self.withheld is None:
+            return False
+        return Work._block(self, max(0.0, began + timeout - time.monotonic()))
 
     def _begin_unreported(self) -> None:
         """Start a Work that no other thread knows yet, and that has no record."""

@@ -129,6 +129,40 @@ def test_an_op_that_is_issued_during_an_abort_is_not_over_before_its_backend(
     aborter.join(30)
 
 
+class Reporting(dist.Work):
+    """A Work whose waiter learns how the op has ended, and reports it."""
+
+    def _block(self, timeout: float | None) -> bool:
+        self.mark_failed(dist.DistBackendError("the connection to rank 1 is gone"))
+        return super()._block(0)
+
+
+def test_a_waiter_that_reports_a_failure_during_an_abort_waits_for_its_end(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Reporting(dist.OpType.ALL_REDUCE)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            work.wait(30)
+        except dist.DistError as error:
+            errors.append(error)
+
+    waiter = threading.Thread(target=wait)
+
+    def abort(backend: Manual, reason: str) -> None:
+        waiter.start()
+        until(lambda: work.withheld is not None, 30, "the report")
+
+    monkeypatch.setattr(Manual, "all_reduce", lambda *_: work)
+    monkeypatch.setattr(Manual, "abort", abort)
+    dist.all_reduce(np.ones(3), async_op=True)
+    group.abort("enough")
+    waiter.join(30)
+    assert [type(error) for error in errors] == [dist.DistAbortedError]
+
+
 def test_a_batch_of_an_earlier_generation_is_refused(group: dist.ProcessGroup) -> None:
     x = np.ones(3)
 
