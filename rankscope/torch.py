@@ -4,18 +4,28 @@ After ``import rankscope.torch; rankscope.torch.watch()``, before or after the g
 are made, they are in the summaries, flight records and verdicts of Rankscope. A
 notebook sees a script's job on its board with ``%dist_attach HOST:PORT``, the line that
 rank 0 prints. ``torchrun -m rankscope.torch train.py`` does it without a changed line.
+
+The import registers the backend ``rankscope`` with torch, when torch is there:
+``init_process_group("rankscope")`` has Rankscope's groups do torch's ops, and
+`rebuild`, `shrink` and `rejoin` train on with the same models after an abort or a
+death.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import runpy
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from rankscope.backends.groups.world import world
+from rankscope.backends.torch_watch.patching import when_imported
+from rankscope.backends.torch_watch.private.groups import C10D
 from rankscope.backends.torch_watch.rewrapping import rewrap
 from rankscope.backends.torch_watch.watch import TorchWatch
 from rankscope.backends.torch_watch.watch import watch as _watch
@@ -23,7 +33,24 @@ from rankscope.engines.script.options import JobOptions
 from rankscope.engines.script.publication import Publication
 from rankscope.hang_reports import AGENT, attendance, begin
 
-__all__ = ["TorchWatch", "abort", "rewrap", "watch"]
+__all__ = [
+    "Options",  # noqa: F822 - found by __getattr__, as are rebuild, rejoin and shrink
+    "TorchWatch",
+    "abort",
+    "rebuild",  # noqa: F822
+    "rejoin",  # noqa: F822
+    "rewrap",
+    "shrink",  # noqa: F822
+    "watch",
+]
+
+#: What needs torch, by the module that has it: torch is imported when it is asked for.
+_OF_BACKEND = {
+    "Options": "meeting",
+    "rebuild": "recovering",
+    "rejoin": "recovering",
+    "shrink": "recovering",
+}
 
 _lock = threading.Lock()
 _publication: Publication | None = None
@@ -138,6 +165,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.path[0] = str(Path(given.script).resolve().parent)
         runpy.run_path(given.script, run_name="__main__")
 
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_BACKEND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    package = "rankscope.backends.torch_backend"
+    return getattr(importlib.import_module(f"{package}.{_OF_BACKEND[name]}"), name)
+
+
+def _register(module: ModuleType) -> None:
+    """Register the backend ``rankscope`` with torch, which is imported now."""
+    from rankscope.backends.torch_backend.registering import register
+
+    register()
+
+
+when_imported(C10D, _register)
 
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.backends import torch_watch
+from rankscope.backends.torch_backend import private as backend_names
 from rankscope.backends.torch_watch.private import groups
 
 WATCH = Path(torch_watch.__file__).parent
@@ -32,6 +33,7 @@ def copy_without(name: str) -> ModuleType:
 
 def test_this_torch_has_every_name() -> None:
     assert groups.probe(c10d).missing == []
+    assert backend_names.missing == []
     for name in ("_update_process_group", "_remove_autograd_hooks"):
         assert hasattr(DistributedDataParallel, name)
 

@@ -78,8 +78,12 @@ class Names:
     # -- the registry ---------------------------------------------------------------
 
     def groups(self) -> list[Any]:
-        """Return the registered ``ProcessGroup`` objects, in the order of creation."""
-        return list(getattr(self.registry, "pg_map", ()))
+        """Return the registered ``ProcessGroup`` objects, in the order of creation.
+
+        Without those whose ops a group of Rankscope does, and which the board has.
+        """
+        found = getattr(self.registry, "pg_map", ())
+        return [group for group in found if not hasattr(group, "of_rankscope")]
 
     def has(self, group: Any) -> bool:
         """Return whether `group` was made here, and not destroyed since."""

@@ -1,0 +1,233 @@
+"""Futures of ops for torch, and who waits for the ops: in a backward pass, backward().
+
+Torch's own code waits for a future in C++: no interrupt reaches it there, and the error
+of the op becomes a RuntimeError. So the thread of ``backward()`` waits in Python, in a
+callback of the autograd engine that is called before DDP's: `Backward`. It ends the
+futures in the order of their ops, so what their callbacks issue has one order on all
+ranks.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..work.threads import callback_threads
+from ..work.work import Work
+from . import private
+
+__all__ = ["Backward", "ChainedFuture", "OpFuture", "future_of"]
+
+
+class _Failed(Sequence[Any]):
+    """The result of an op that failed: whoever reads an entry gets the error.
+
+    A future that Python code ends cannot have an error for C++: see `future_of`.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, place: Any) -> Any:
+        raise self._error
+
+
+class _Future(torch.futures.Future):  # type: ignore[misc]
+    """A future whose waiter drives what it waits for, in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failure: BaseException | None = None
+        self._claim = threading.Lock()
+
+    def drive(self) -> None:
+        """Wait for what ends this future, and end it."""
+        raise NotImplementedError
+
+    def _end(self, value: Any, failure: BaseException | None) -> None:
+        # The callbacks run in set_result, on this thread.
+        if self._claim.acquire(blocking=False):
+            self._failure = failure
+            self.set_result(value if failure is None else _Failed(failure))
+
+    def wait(self) -> Any:
+        if not self.done():
+            self.drive()
+        value = super().wait()
+        if self._failure is not None:
+            raise self._failure
+        return value
+
+    def value(self) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        return super().value()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        child = ChainedFuture(self, callback)
+        self._chain(child)
+        return child
+
+    def _chain(self, child: ChainedFuture) -> None:
+        # Torch passes a future that is not of this class: the child knows this one.
+        super().add_done_callback(lambda _: child.run())
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        super().add_done_callback(lambda _: callback(self))
+
+
+def future_of(work: Work, outputs: Sequence[torch.Tensor]) -> torch.futures.Future:
+    """Return a future of an op: its value is the list of the output tensors."""
+    if Backward.current() is None and private.in_backward():
+        return _failable(work, outputs)
+    return OpFuture(work, outputs)
+
+
+def _failable(work: Work, outputs: Sequence[torch.Tensor]) -> torch.futures.Future:
+    """Return a future that has an error for C++, too: who waits for it drives nothing.
+
+    C++ code that reads a `_Failed` would end the process. It waits in C++ where DDP
+    reduces in a callback of the backward pass, and where the pass cannot be driven.
+    """
+    over = torch.futures.Future()
+
+    def outcome(_: Any) -> Sequence[torch.Tensor]:
+        work.wait()
+        return outputs
+
+    future = over.then(outcome)
+    work.add_done_callback(
+        lambda _: callback_threads.submit(lambda: over.set_result(None))
+    )
+    return future
+
+
+class OpFuture(_Future):
+    """The future of an op: its value is the list of the output tensors."""
+
+    def __init__(self, work: Work, outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.work, self.outputs = work, outputs
+        self.backward = Backward.current()
+        if self.backward is not None:
+            # An op that is over, too: its callbacks have their turn, on all ranks.
+            self.backward.pending.append(self)
+        elif work.is_completed():
+            self.settle()
+        else:
+            work.add_done_callback(lambda _: callback_threads.submit(self.settle))
+
+    def settle(self) -> None:
+        """End as the op has ended."""
+        self._end(self.outputs, self.work.exception())
+
+    def drive(self) -> None:
+        if self.backward is not None:
+            self.backward.settle_until(self)
+            return
+        try:
+            self.work.wait()
+        finally:
+            if self.work.is_completed():
+                self.settle()
+
+
+class ChainedFuture(_Future):
+    """The future of a callback, which is called when another future is done."""
+
+    def __init__(self, parent: _Future, callback: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._parent: _Future | None = parent
+        self._callback: Callable[[Any], Any] | None = callback
+        self.backward: Backward | None = getattr(parent, "backward", None)
+
+    def run(self) -> None:
+        """Call the callback with the future that is done; end as it ends."""
+        parent, callback = self._parent, self._callback
+        assert parent is not None
+        assert callback is not None
+        try:
+            value = callback(parent)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the future
+            if self.backward is not None:
+                self.backward.failure = self.backward.failure or error
+            self._end(None, error)
+        else:
+            self._end(value, None)
+        finally:
+            self._parent = self._callback = None
+
+    def drive(self) -> None:
+        parent = self._parent
+        if parent is not None and not parent.done():
+            parent.drive()
+
+
+class Backward:
+    """The ops in flight of one backward pass, whose thread waits for them at its end.
+
+    Autograd holds the object as a callback of the pass, and drops it when the pass
+    fails.
+    """
+
+    def __init__(self) -> None:
+        self.pending: collections.deque[OpFuture] = collections.deque()
+        #: The first error of a callback.
+        self.failure: BaseException | None = None
+
+    @staticmethod
+    def current() -> Backward | None:
+        """Return the backward pass that this thread is in; ``None``: in none."""
+        driving: Backward | None = getattr(_driving, "backward", None)
+        if driving is not None:
+            return driving
+        task = private.graph_task()
+        if task == -1:
+            return None
+        known = _passes.get(task)
+        if known is None:
+            known = _passes[task] = Backward()
+            assert private.queue_callback is not None
+            private.queue_callback(known)
+        return known
+
+    def __call__(self) -> None:
+        """Wait for all ops, in order; called by autograd when the graph is done."""
+        outer = getattr(_driving, "backward", None)
+        _driving.backward = self
+        try:
+            while self.pending:
+                self.settle_next()
+        finally:
+            _driving.backward = outer
+
+    def settle_until(self, future: OpFuture) -> None:
+        """Wait for the ops up to that of `future`, in order."""
+        while self.pending and not future.done():
+            self.settle_next()
+
+    def settle_next(self) -> None:
+        """Wait for the oldest op, end its future and call its callbacks."""
+        oldest = self.pending.popleft()
+        try:
+            oldest.work.wait()
+        finally:
+            if oldest.work.is_completed():
+                oldest.settle()
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+
+# By the number of the pass: passes can be nested (checkpointing).
+_passes: weakref.WeakValueDictionary[int, Backward] = weakref.WeakValueDictionary()
+# The pass whose ops a thread waits for: what their callbacks issue belongs to it.
+_driving = threading.local()

@@ -1,0 +1,183 @@
+"""How the ranks of torch meet as ranks of Rankscope: through torch's store."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import DistBackendError, DistNetworkError
+from ..groups.api import init_process_group
+from ..groups.config import BackendConfig
+from ..groups.process_group import ProcessGroup
+from ..groups.subgroups import new_group
+from ..groups.world import world
+from .private import store_host
+
+__all__ = [
+    "Options",
+    "default_ranks",
+    "make_default_group",
+    "make_group",
+    "note_default_ranks",
+    "take_options",
+]
+
+# The key of torch's store with the address of Rankscope's own store. It has the number
+# of the default group that a rank makes over one store of torch: it may make another.
+_ADDRESS, _COUNT = "rankscope/{}", "rankscope/count/{}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``pg_options`` of torch's functions takes for the backend ``rankscope``.
+
+    Parameters
+    ----------
+    transport : str, optional
+        What moves the bytes, as ``backend`` of ``rankscope.init_process_group``:
+        ``"tcp"`` or ``"ucx"``, the same on every rank. The default is the host engine,
+        tcp, and for a group of some of the ranks what the default group has.
+
+    Examples
+    --------
+    >>> import rankscope.torch
+    >>> rankscope.torch.Options(transport="tcp")
+    Options(transport='tcp')
+    """
+
+    transport: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.transport is not None:
+            BackendConfig(self.transport)
+
+
+def default_ranks() -> list[int]:
+    """Return Rankscope's global ranks by torch's: those of the default group.
+
+    They differ once torch's default group has lost ranks.
+    """
+    if not _default_ranks:
+        default = world.default
+        return [] if default is None else default.ranks
+    return _default_ranks
+
+
+_default_ranks: list[int] = []
+
+
+def note_default_ranks(ranks: list[int]) -> None:
+    """Note the global ranks of what is torch's default group now; empty: none."""
+    _default_ranks[:] = ranks
+
+
+def take_options(options: Any) -> Options:
+    """Return `options` of a call of torch, checked; ``None`` are the defaults.
+
+    Raises `TypeError` for anything else.
+    """
+    if options is None:
+        return Options()
+    if not isinstance(options, Options):
+        raise TypeError(
+            f"the backend rankscope: pg_options is a {type(options).__name__}; "
+            "expected rankscope.torch.Options(transport='ucx'), or None"
+        )
+    return options
+
+
+def make_default_group(
+    store: Any, rank: int, size: int, timeout: float, options: Options
+) -> tuple[ProcessGroup, bool]:
+    """Return Rankscope's group for torch's default group, and whether it is new.
+
+    `store` is torch's. In a notebook, where Rankscope's default group is there, the
+    group has its ranks and its transport.
+
+    Raises `DistBackendError` where the ranks of the two libraries differ.
+    """
+    default = world.default
+    if default is None:
+        return _meet(store, rank, size, timeout, options), True
+    if (default.rank(), default.size()) != (rank, size):
+        raise DistBackendError(
+            f"init_process_group: torch calls this process rank {rank} of {size}, and "
+            f"Rankscope's default group rank {default.rank()} of {default.size()}; "
+            "expected the same numbers: call rankscope.destroy_process_group() first"
+        )
+    made = new_group(default.ranks, timeout, options.transport, group_desc="torch")
+    assert isinstance(made, ProcessGroup)
+    return made, False
+
+
+def make_group(
+    ranks: list[int], description: str, timeout: float, options: Options
+) -> ProcessGroup:
+    """Return a new group of Rankscope for torch's global ranks `ranks`."""
+    known = default_ranks()
+    if not known:
+        raise DistBackendError(
+            "new_group: the backend rankscope needs a default group of its own: "
+            "init_process_group('rankscope')"
+        )
+    made = new_group(
+        [known[rank] for rank in ranks],
+        timeout,
+        options.transport,
+        group_desc=description or None,
+        sort_ranks=False,
+    )
+    assert isinstance(made, ProcessGroup)
+    return made
+
+
+def _meet(
+    store: Any, rank: int, size: int, timeout: float, options: Options
+) -> ProcessGroup:
+    """Make Rankscope's default group over a store of its own, which rank 0 serves."""
+    key = _ADDRESS.format(store.add(_COUNT.format(rank), 1))
+    if rank == 0:
+        try:
+            url = _serve(store_host(store), size, timeout, options)
+        except BaseException as error:
+            store.set(key, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+            raise
+        store.set(key, json.dumps({"url": url}))
+    else:
+        told = json.loads(store.get(key))
+        if "error" in told:
+            raise DistBackendError(
+                f"init_process_group on rank {rank}: rank 0 could not make the group: "
+                f"{told['error']}",
+                culprits=[0],
+            )
+        _init(told["url"], rank, size, timeout, options)
+    made = world.default
+    assert made is not None
+    return made
+
+
+def _serve(
+    host: str, size: int, timeout: float, options: Options, attempts: int = 5
+) -> str:
+    """Make the default group on rank 0; return where the others find its store."""
+    with socket.create_server((host, 0)) as probe:
+        port = probe.getsockname()[1]
+    url = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        _init(url, 0, size, timeout, options)
+    except DistNetworkError:
+        # Another process may have taken the port meanwhile.
+        if attempts == 1:
+            raise
+        return _serve(host, size, timeout, options, attempts - 1)
+    return url
+
+
+def _init(url: str, rank: int, size: int, timeout: float, options: Options) -> None:
+    # Torch's rendezvous has waited for the ranks.
+    init_process_group(
+        options.transport, url, timeout, size, rank, wait_for_workers=False
+    )

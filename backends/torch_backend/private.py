@@ -1,0 +1,170 @@
+"""The private and undocumented names of torch that the backend uses, and why.
+
+A name that a version of torch lacks has a sentence in `missing`: what does not work
+without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d_module
+from torch._C import _distributed_c10d as c10d
+
+__all__ = [
+    "DistributedDataParallel",
+    "c10d",
+    "default_group",
+    "disable_dynamo",
+    "global_ranks",
+    "graph_task",
+    "groups_name",
+    "in_backward",
+    "is_profiling",
+    "missing",
+    "queue_callback",
+    "register_backend",
+    "registered_groups",
+    "renumber",
+    "reset_reducer",
+    "store_host",
+]
+
+#: A sentence for each name that this torch lacks.
+missing: list[str] = []
+
+DistributedDataParallel = torch.nn.parallel.DistributedDataParallel
+
+
+def _probe(owner: Any, name: str, without: str) -> Any:
+    found = getattr(owner, name, None)
+    if found is None:
+        missing.append(
+            f"torch {torch.__version__} has no {name}, without which {without}"
+        )
+    return found
+
+
+#: Call a function on the thread of backward() when its graph is done, before DDP's own
+#: callback, which waits for the buckets in C++: no interrupt reaches it there, and the
+#: error of an op loses its type. There is no public way.
+queue_callback: Callable[[Callable[[], None]], None] | None = _probe(
+    torch.autograd.Variable._execution_engine,
+    "queue_callback",
+    "an abort in a backward pass raises RuntimeError, and an interrupt comes late",
+)
+# The callbacks of a backward pass that fails are never called: its ops have to be told
+# from those of the next one.
+_graph_task: Callable[[], int] | None = _probe(
+    torch._C, "_current_graph_task_id", "ops in a backward pass are not driven by it"
+)
+# DDP with a static graph reduces the gradients of its first pass in a callback of the
+# pass, and waits there in C++: those ops cannot be driven. No node is current there.
+_node: Callable[[], Any] | None = _probe(
+    torch._C, "_current_autograd_node", "ops in a backward pass are not driven by it"
+)
+
+#: Whether a profiler records: record_function costs 10 µs even where none does.
+is_profiling: Callable[[], bool] = _probe(
+    torch._C._autograd, "_profiler_enabled", "the profiler does not name ops"
+) or (lambda: False)
+
+#: torch.compile does not trace a function: an op works on the memory of tensors.
+disable_dynamo: Callable[[Any], Any] = _probe(
+    torch, "_disable_dynamo", "compiled functions may fail at an op"
+) or (lambda function: function)
+
+
+def graph_task() -> int:
+    """Return the number of the backward pass this thread is in; -1: in none.
+
+    It is in none while it calls the callbacks of the pass, whose graph is done then.
+    """
+    if _graph_task is None or _node is None or queue_callback is None:
+        return -1
+    return -1 if _node() is None else _graph_task()
+
+
+def in_backward() -> bool:
+    """Return whether this thread may be in a backward pass, or in its callbacks."""
+    return _graph_task is None or _graph_task() != -1
+
+
+def register_backend(name: str, creator: Callable[..., Any]) -> None:
+    """Register a backend of tensors on the CPU, unless it is registered.
+
+    ``extended_api`` is what gives the creator the group's ranks and ``pg_options``.
+    """
+    known = c10d_module.Backend
+    if name.upper() not in known._plugins:
+        known.register_backend(name, creator, extended_api=True, devices=["cpu"])
+
+
+def registered_groups() -> Iterator[c10d.ProcessGroup]:
+    """Return the groups of this process, the default one first."""
+    return iter(list(c10d_module._world.pg_map))
+
+
+def default_group() -> c10d.ProcessGroup | None:
+    """Return the default group; ``None`` where there is none."""
+    return c10d_module._world.default_pg
+
+
+def global_ranks(group: c10d.ProcessGroup) -> list[int]:
+    """Return the global ranks of `group`, as torch numbers them."""
+    places: Mapping[int, int] = c10d_module._world.pg_group_ranks[group]
+    return sorted(places, key=places.__getitem__)
+
+
+def renumber(group: c10d.ProcessGroup, ranks: Sequence[int]) -> None:
+    """Have torch know `ranks` as the global ranks of `group`.
+
+    A group that loses ranks stays the same object, which modules hold.
+    """
+    c10d_module._world.pg_group_ranks[group] = {
+        rank: place for place, rank in enumerate(ranks)
+    }
+
+
+def reset_reducer(model: Any) -> None:
+    """Have a DDP model forget the backward pass that failed, and its buckets.
+
+    Every rank does it: buckets are built anew in the next backward pass, by their order
+    on the first rank. The number of ranks is read again, too.
+    """
+    if not model.static_graph:
+        model._update_process_group(model.process_group)
+        return
+    # A reducer of a static graph keeps what it saw in the first pass, which another
+    # rank may not have done: all get a new one.
+    model._remove_autograd_hooks()
+    model._has_rebuilt_buckets = model.static_graph = False
+    parameters, expect_sparse = model._build_params_for_reducer()
+    names = model._build_debug_param_to_name_mapping(parameters)
+    hooks, model._comm_hooks = model._comm_hooks, []
+    model._ddp_init_helper(parameters, expect_sparse, names, True)
+    for hook, state in hooks:
+        model.register_comm_hook(state, hook)
+
+
+def store_host(store: Any) -> str:
+    """Return the host at which the ranks reach rank 0: that of torch's ``TCPStore``.
+
+    Over another store, such as a file, the ranks are on one host.
+    """
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", "")
+    return host or "127.0.0.1"
+
+
+def groups_name(name: str, description: str) -> str:
+    """Return the name that a person reads for a group of torch; empty: its ranks.
+
+    The groups of a DeviceMesh have the names of its dimensions.
+    """
+    if description not in ("", "undefined"):
+        return description.removeprefix("mesh_")
+    return f"group {name}" if name.isdigit() else ""

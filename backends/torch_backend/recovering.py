@@ -1,0 +1,271 @@
+"""Going on with the same groups, models and optimizers after an abort, or a death."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as td
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from ..errors import DistBackendError
+from ..groups.api import rebuild_process_group
+from ..groups.subgroups import SHRINK_ABORT, shrink_group
+from ..rank_sets import name_ranks
+from . import meeting, private
+from .shell import ProcessGroupRankscope
+
+__all__ = ["rebuild", "rejoin", "shrink"]
+
+
+def _groups() -> list[ProcessGroupRankscope]:
+    """Return the groups of this process, the default one first."""
+    found = [
+        group
+        for group in private.registered_groups()
+        if isinstance(group, ProcessGroupRankscope)
+    ]
+    if not found:
+        raise DistBackendError(
+            "torch has no group of the backend rankscope here: "
+            "init_process_group('rankscope') makes the default group"
+        )
+    return found
+
+
+def rebuild() -> None:
+    """Make torch's groups of the backend ``rankscope`` usable again after an abort.
+
+    Every rank calls it. Nothing is sent: the groups, and the modules that hold them,
+    stay the same objects. `rejoin` then has the models agree.
+
+    Raises
+    ------
+    DistBackendError
+        Torch has no such group.
+    """
+    for group in _groups():
+        rebuild_process_group(group.group)
+
+
+def shrink(ranks: Sequence[int] | None = None) -> list[int]:
+    """Have torch's groups of the backend ``rankscope`` go on without some ranks.
+
+    The ranks that stay call it, in the place of `rebuild`; nothing is sent. The groups,
+    and the modules that hold them, stay the same objects. Torch numbers the ranks anew:
+    ``get_rank()`` and ``get_world_size()`` say less than before, and the samplers of a
+    DataLoader, which have read them, have to be made again. `rejoin` then has the
+    models agree.
+
+    Parameters
+    ----------
+    ranks : sequence of int, optional
+        The ranks that are lost, as ``get_rank()`` named them before; the same on every
+        rank that stays. ``None``: those that the abort of the default group names as
+        its cause, such as ranks that died.
+
+    Returns
+    -------
+    list of int
+        The lost ranks.
+
+    Raises
+    ------
+    ValueError
+        No rank is given, and the abort names none; or this rank is among them; or they
+        are not ranks of the default group.
+    DistBackendError
+        Torch has no such group.
+    """
+    groups = _groups()
+    default = groups[0]
+    known = list(default.group.ranks)
+    if ranks is None:
+        reason = default.group.aborted
+        culprits = () if reason is None else reason.culprits
+        ranks = [known.index(one) for one in culprits if one in known]
+        if not ranks:
+            why = "it was not aborted" if reason is None else str(reason)
+            raise ValueError(
+                f"shrink: which ranks are lost? {default.group.describe()} names none "
+                f"({why}); give ranks=[...], the same on every rank that stays"
+            )
+    lost = sorted(set(ranks))
+    if not all(0 <= one < len(known) for one in lost) or len(lost) >= len(known):
+        raise ValueError(
+            f"shrink: ranks={list(ranks)}; expected ranks of the default group, from 0 "
+            f"to {len(known) - 1}, and not all of them"
+        )
+    if default.rank() in lost:
+        raise ValueError(
+            f"shrink: {name_ranks(lost)} are to be left out, and this is one of them; "
+            "only the ranks that stay call it"
+        )
+    gone = {known[one] for one in lost}
+    staying = [one for one in known if one not in gone]
+    for group in groups:
+        before = group.group.ranks
+        excluded = [place for place, one in enumerate(before) if one in gone]
+        if excluded:
+            group.replace(shrink_group(excluded, group.group, SHRINK_ABORT))
+        elif group.group.aborted is not None:
+            rebuild_process_group(group.group)
+        private.renumber(group, [staying.index(one) for one in group.group.ranks])
+    meeting.note_default_ranks(staying)
+    return lost
+
+
+def rejoin(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int | None = None,
+) -> int:
+    """Have a model and its optimizer be the same on all ranks, after `rebuild`.
+
+    Every rank calls it. The rank with most steps sends its parameters, buffers and the
+    state of its optimizer to the others: an abort may find ranks in different steps.
+    Gradients are dropped, and DistributedDataParallel forgets the backward pass that
+    failed; it stays the same object. The states of random number generators stay as
+    they are, since ranks differ in them.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A module whose parameters are whole on every rank: a DistributedDataParallel, or
+        one with such modules in it, whose group has to have the same model on all
+        ranks; else every rank of the default group has it.
+    optimizer : torch.optim.Optimizer, optional
+        The optimizer of its parameters. The state of a scheduler of its learning rate
+        is not sent.
+    step : int, optional
+        How many steps this rank has done. ``None``: what the state of the optimizer
+        says, or else 0; of ranks with the same number the first one sends.
+
+    Returns
+    -------
+    int
+        The number of steps that all ranks have done now.
+
+    Raises
+    ------
+    ValueError
+        A parameter, or the state of the optimizer, is sharded over the ranks, as FSDP's
+        and ZeRO's are: load a checkpoint. Or the model has several groups.
+    DistBackendError
+        Torch has no group of the backend ``rankscope``.
+    """
+    group = _group_of(model)
+    sharded = [
+        name for name, one in model.named_parameters() if hasattr(one, "device_mesh")
+    ]
+    if sharded:
+        raise ValueError(
+            f"rejoin: parameter {sharded[0]!r} is sharded over the ranks, so no rank "
+            "has what another one lost; load a checkpoint "
+            "(torch.distributed.checkpoint.load)"
+        )
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
+        raise ValueError(
+            "rejoin: the state of a ZeroRedundancyOptimizer is sharded over the ranks, "
+            "so no rank has what another one lost; load a checkpoint"
+        )
+    done = _steps(optimizer) if step is None else step
+    counts: list[Any] = [None] * group.size()
+    td.all_gather_object(counts, done, group=group)
+    most = max(counts)
+    source = counts.index(most)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            td.broadcast(tensor.detach(), group=group, group_src=source)
+    if optimizer is not None:
+        _send_state(optimizer, group, source)
+        optimizer.zero_grad()
+    else:
+        model.zero_grad()
+    for module in _replicas(model):
+        private.reset_reducer(module)
+    return most
+
+
+def _group_of(model: torch.nn.Module) -> ProcessGroupRankscope:
+    """Return the group whose ranks have the same model."""
+    default = _groups()[0]
+    found = {id(one.process_group): one.process_group for one in _replicas(model)}
+    if not found:
+        return default
+    group, *others = found.values()
+    if others or not isinstance(group, ProcessGroupRankscope):
+        raise ValueError(
+            "rejoin: the DistributedDataParallel modules of the model have "
+            f"{len(found)} groups; expected one, of the backend rankscope: call it for "
+            "each of the modules"
+        )
+    return group
+
+
+def _replicas(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    for module in model.modules():
+        if isinstance(module, private.DistributedDataParallel):
+            yield module
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterable[Any]:
+    return optimizer.state.values()
+
+
+def _steps(optimizer: torch.optim.Optimizer | None) -> int:
+    if optimizer is None:
+        return 0
+    found = [state["step"] for state in _states(optimizer) if "step" in state]
+    return int(max(found, default=0))
+
+
+def _send_state(
+    optimizer: torch.optim.Optimizer, group: ProcessGroupRankscope, source: int
+) -> None:
+    """Give all ranks the state of the optimizer of rank `source`."""
+    is_source = group.rank() == source
+    described: list[Any] = [None]
+    if is_source:
+        described[0] = _shapes(optimizer.state_dict())
+    td.broadcast_object_list(described, group=group, group_src=source)
+    state = optimizer.state_dict() if is_source else _empty(described[0])
+    for tensor in _tensors(state):
+        td.broadcast(tensor, group=group, group_src=source)
+    if not is_source:
+        optimizer.load_state_dict(state)
+
+
+class _Shape:
+    """A tensor as its shape and dtype."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _mapped(value: Any, kind: type, change: Any) -> Any:
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(one, kind, change) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(one, kind, change) for one in value)
+    return value
+
+
+def _shapes(state: Any) -> Any:
+    return _mapped(state, torch.Tensor, _Shape)
+
+
+def _empty(described: Any) -> Any:
+    return _mapped(
+        described, _Shape, lambda one: torch.empty(one.shape, dtype=one.dtype)
+    )
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    _mapped(state, torch.Tensor, found.append)
+    return found

@@ -1,0 +1,102 @@
+"""The memory of a tensor as what Rankscope's collectives take; nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["memories", "memory", "row_memory"]
+
+# Dtypes that numpy lacks: an op that only moves data takes the bits.
+_BITS = {
+    name: bits
+    for names, bits in (
+        (("bfloat16",), torch.int16),
+        (("complex32",), torch.int32),
+        (
+            ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+            torch.uint8,
+        ),
+    )
+    for dtype in names
+    if (name := getattr(torch, dtype, None)) is not None
+}
+
+
+def memory(tensor: torch.Tensor, where: object, *, moved: bool = False) -> Any:
+    """Return an array with the memory of `tensor`, in the order of its memory.
+
+    Of a dense tensor whose dimensions lie in another order (channels_last, a
+    transposed matrix) the array has one dimension. `moved`: the op only moves data.
+    ``str(where)`` names op and group.
+
+    Raises `TypeError` for a tensor that has no such memory, `ValueError` for one that
+    is not dense, or not on the CPU.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{where}: got a {type(tensor).__name__}; expected a tensor")
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"{where}: the tensor is on {tensor.device}; the backend rankscope takes "
+            "tensors on the CPU: move it there with .cpu(), or use a group of the "
+            "backend nccl"
+        )
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"{where}: the tensor is sparse ({tensor.layout}); only all_reduce takes "
+            "sparse tensors, of layout torch.sparse_coo; pass x.to_dense()"
+        )
+    if not tensor.is_contiguous():
+        if not is_dense(tensor):
+            raise ValueError(
+                f"{where}: Tensors must be contiguous, or dense in another order of "
+                f"their dimensions; got shape {tuple(tensor.shape)}, strides "
+                f"{tensor.stride()}: pass x.contiguous()"
+            )
+        tensor = tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    if tensor.dtype in _BITS:
+        if moved:
+            tensor = tensor.view(_BITS[tensor.dtype])
+        elif tensor.dtype is torch.bfloat16:
+            # Rankscope's own collectives have it, with the package ml_dtypes.
+            return tensor
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        # Quantized, conjugated, without memory (meta, fake, a tensor of a transform).
+        raise TypeError(
+            f"{where}: the memory of the tensor ({type(tensor).__name__}, "
+            f"{tensor.dtype}) cannot be used: {error}"
+        ) from error
+
+
+def memories(
+    tensors: Iterable[torch.Tensor], where: object, *, moved: bool = False
+) -> list[Any]:
+    """Return `memory` of each of `tensors`."""
+    return [memory(tensor, where, moved=moved) for tensor in tensors]
+
+
+def row_memory(tensor: torch.Tensor, where: object) -> Any:
+    """Return `memory` of a tensor that is split by rows, so that its shape counts."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{where}: Tensors must be contiguous, as they are split by rows; got "
+            f"strides {tensor.stride()} for shape {tuple(tensor.shape)}: pass "
+            "x.contiguous()"
+        )
+    return memory(tensor, where, moved=True)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` fills its memory without gaps, in some order of dims."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,77 @@
+"""The Work of an op for torch: it waits for Rankscope's Work, in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+
+from ..groups.op_start import PendingOp
+from ..work.work import Work
+from .driving import future_of
+from .private import c10d
+
+__all__ = ["BatchedWork", "TorchWork"]
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class TorchWork(c10d.Work):  # type: ignore[misc]
+    """A ``torch.distributed.Work`` that ends as `work` does; `outputs` are tensors."""
+
+    def __init__(self, work: Work, outputs: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.work, self._outputs = work, outputs
+        self._future: torch.futures.Future | None = None
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return self.work.wait(timeout if timeout else None)
+
+    def synchronize(self) -> None:
+        self.work.synchronize()
+
+    def is_completed(self) -> bool:
+        return self.work.is_completed()
+
+    def is_success(self) -> bool:
+        return self.work.is_success()
+
+    def exception(self) -> BaseException | None:
+        return self.work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        self.work.wait()
+        return list(self._outputs)
+
+    def source_rank(self) -> int:
+        return self.work.source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        if self._future is None:
+            self._future = future_of(self.work, list(self._outputs))
+        return self._future
+
+    def _get_sequence_number(self) -> int:
+        return self.work.sequence_number
+
+    def _get_duration(self) -> float:
+        duration = self.work.get_duration()
+        if duration is None:
+            raise RuntimeError(f"{self.work.describe()} has no duration yet")
+        return duration
+
+    def __repr__(self) -> str:
+        return repr(self.work)
+
+
+class BatchedWork(TorchWork):
+    """The Work of an op of a batch, which is issued when its block ends."""
+
+    work: PendingOp
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        # Torch's functions wait for an op in the block, too, without async_op=True.
+        return self.work.issued is None or super().wait(timeout)

@@ -1,0 +1,228 @@
+"""Trainings over the backend ``rankscope``, compared with one process.
+
+Each function trains on all ranks of the default group, and returns the largest
+difference of a parameter from that of a training in one process with all the data. The
+ranks of `test_backend` import the module.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoints
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+STEPS = 6
+#: Small buckets, so that a pass has several.
+BUCKET_MB = 0.01
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    """Three layers; `skips`: a fourth is not used, `recomputes`: by checkpointing."""
+
+    def __init__(self, *, skips: bool = False, recomputes: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(16, 64)
+        self.second = torch.nn.Linear(64, 64)
+        self.third = torch.nn.Linear(64, 1)
+        if skips:
+            self.unused = torch.nn.Linear(4, 4)
+        self.recomputes = recomputes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.recomputes:
+            hidden = checkpoint(self.inner, x.requires_grad_(), use_reentrant=False)
+        else:
+            hidden = self.inner(x)
+        return self.third(torch.relu(hidden))
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def batch(step: int) -> torch.Tensor:
+    """Return the data of all ranks in a step."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(12, 16, generator=generator)
+
+
+def own(step: int) -> torch.Tensor:
+    """Return the data of this rank in a step."""
+    return batch(step)[dist.get_rank() :: dist.get_world_size()]
+
+
+def adam(module: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), lr=0.01)
+
+
+def do_step(model: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+
+
+def alone(steps: int = STEPS) -> dict[str, torch.Tensor]:
+    """Return the parameters after a training in one process."""
+    model = Net()
+    optimizer = adam(model)
+    for step in range(steps):
+        do_step(model, optimizer, batch(step))
+    return {name: one.detach() for name, one in model.named_parameters()}
+
+
+def difference(model: torch.nn.Module, steps: int = STEPS) -> float:
+    """Return how far the parameters are from those of `alone`."""
+    expected = alone(steps)
+    return max(
+        (full(one.detach()) - expected[name]).abs().max().item()
+        for name, one in model.named_parameters()
+        if name in expected
+    )
+
+
+def full(parameter: Any) -> torch.Tensor:
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer) -> float:
+    for step in range(STEPS):
+        do_step(model, optimizer, own(step))
+    return difference(getattr(model, "module", model))
+
+
+def ddp(module: Net | None = None, hook: Any = None, state: Any = None, **more: Any):
+    """Train a DistributedDataParallel."""
+    model = DistributedDataParallel(module or Net(), bucket_cap_mb=BUCKET_MB, **more)
+    if hook is not None:
+        model.register_comm_hook(state, hook)
+    return train(model, adam(model))
+
+
+def power_sgd() -> float:
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    return ddp(hook=powerSGD_hook.powerSGD_hook, state=state)
+
+
+def no_sync() -> float:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=BUCKET_MB)
+    optimizer = adam(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        one, *others = own(step).split(1)
+        with model.no_sync():
+            for part in others:
+                (model(part).pow(2).mean() / (len(others) + 1)).backward()
+        (model(one).pow(2).mean() / (len(others) + 1)).backward()
+        optimizer.step()
+    return difference(model.module)
+
+
+def join() -> float:
+    """Train with more data on the last ranks; return how far the ranks are apart."""
+    model = DistributedDataParallel(Net(), bucket_cap_mb=BUCKET_MB)
+    optimizer = adam(model)
+    with model.join():
+        for step in range(STEPS + dist.get_rank()):
+            do_step(model, optimizer, own(step))
+    flat = torch.cat([one.detach().flatten() for one in model.parameters()])
+    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, flat)
+    return max((one - flat).abs().max().item() for one in gathered)
+
+
+def zero() -> float:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=BUCKET_MB)
+    sharded = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    return train(model, sharded)
+
+
+def fsdp(mesh: Any = None) -> float:
+    model = Net()
+    for layer in (model.first, model.second, model.third, model):
+        fully_shard(layer, mesh=mesh)
+    return train(model, adam(model))
+
+
+def hsdp() -> float:
+    size = dist.get_world_size()
+    return fsdp(init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("rep", "sh")))
+
+
+def tensor_parallel() -> float:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    model = parallelize_module(Net(), mesh, plan)
+    optimizer = adam(model)
+    for step in range(STEPS):
+        do_step(model, optimizer, batch(step))
+    return difference(model)
+
+
+def saved_and_loaded() -> float:
+    model = Net()
+    fully_shard(model)
+    train(model, adam(model))
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    checkpoints.save({"model": model.state_dict()}, checkpoint_id=folder[0])
+    fresh = Net()
+    fully_shard(fresh)
+    state = {"model": fresh.state_dict()}
+    checkpoints.load(state, checkpoint_id=folder[0])
+    fresh.load_state_dict(state["model"])
+    return difference(fresh)
+
+
+def sparse_gradients() -> float:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    one = torch.nn.Embedding(10, 4)
+    model = DistributedDataParallel(torch.nn.Embedding(10, 4, sparse=True))
+    model.module.load_state_dict(one.state_dict())
+    words = torch.arange(2 * size) % 7
+    model(words[rank::size]).pow(2).mean().backward()
+    one(words).pow(2).mean().backward()
+    found = model.module.weight.grad.to_dense()
+    return (found - one.weight.grad).abs().max().item()
+
+
+#: Each training, and how far it may be from one process: hooks that compress lose bits.
+TRAININGS: dict[str, tuple[Callable[[], float], float]] = {
+    "ddp": (ddp, 1e-5),
+    "static_graph": (lambda: ddp(static_graph=True), 1e-5),
+    "find_unused": (lambda: ddp(Net(skips=True), find_unused_parameters=True), 1e-5),
+    "bucket_view": (lambda: ddp(gradient_as_bucket_view=True), 1e-5),
+    "checkpointing": (lambda: ddp(Net(recomputes=True)), 1e-5),
+    "hook": (lambda: ddp(hook=default_hooks.allreduce_hook), 1e-5),
+    "fp16_hook": (lambda: ddp(hook=default_hooks.fp16_compress_hook), 0.05),
+    "static_hook": (
+        lambda: ddp(hook=default_hooks.fp16_compress_hook, static_graph=True),
+        0.05,
+    ),
+    "power_sgd": (power_sgd, 0.3),
+    "no_sync": (no_sync, 1e-5),
+    "join": (join, 0.0),
+    "zero": (zero, 1e-5),
+    "fsdp": (fsdp, 1e-5),
+    "hsdp": (hsdp, 1e-5),
+    "tensor_parallel": (tensor_parallel, 1e-5),
+    "saved_and_loaded": (saved_and_loaded, 1e-5),
+    "sparse_gradients": (sparse_gradients, 1e-6),
+}

@@ -1,0 +1,138 @@
+"""One rank of PyTorch's own DistributedTest: ``python … BACKEND RESULTS [NAME …]``.
+
+The tests of ``torch.testing._internal.distributed.distributed_test`` run one after the
+other in one process for each rank, which saves the import of torch for each. With
+``rankscope`` as BACKEND its groups stand in the place of gloo's, as the tests ask for
+gloo by name. RESULTS is a file for the outcomes on this rank; without a NAME, all run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+import types
+import unittest
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+#: Seconds that an op of a test may take: one that fails on a rank keeps the other.
+TIMEOUT = 6.0
+
+
+def main() -> None:
+    backend, results, *names = sys.argv[1:]
+    # A package that torch's tests import, and of which these use no more.
+    sys.modules["expecttest"] = package = types.ModuleType("expecttest")
+    vars(package)["TestCase"] = unittest.TestCase
+    os.environ["BACKEND"] = "gloo"
+    os.environ["RANKSCOPE_REPORT"] = "0"
+    folder = Path(results).parent
+    os.environ["TEMP_DIR"] = str(folder)
+    for name in "barrier", "test_dir":
+        (folder / name).mkdir(exist_ok=True)
+    import torch.distributed as dist
+    from torch.testing._internal.distributed import distributed_test
+
+    meeting = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MEETING_PORT"]),
+        SIZE,
+        is_master=RANK == 0,
+        timeout=timedelta(seconds=120),
+    )
+    if backend == "rankscope":
+        put_in_place_of_gloo()
+    barriers = iter(range(10**9))
+
+    def meet(*args: Any, seconds: float = 2 * TIMEOUT, **kwargs: Any) -> None:
+        """Wait for the other ranks, without a group."""
+        key = f"barrier/{next(barriers)}"
+        meeting.add(key, 1)
+        deadline = time.monotonic() + seconds
+        while meeting.add(key, 0) < SIZE:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the other rank is not in the same test any more")
+            time.sleep(0.001)
+
+    distributed_test.Barrier.sync = meet
+
+    bases = (
+        distributed_test.TestDistBackend,
+        distributed_test.DistributedTest._DistTestBase,
+    )
+    tests = type("Tests", bases, {})
+
+    outcomes = {}
+    every = unittest.TestLoader().getTestCaseNames(tests)
+    for number, name in enumerate(names or every):
+        # Another rank may still wait in a test that has failed here.
+        meet(seconds=10 * TIMEOUT)
+        began = time.monotonic()
+        try:
+            outcome = run(tests, name, folder / f"init-{number}")
+        except unittest.SkipTest as reason:
+            outcome = f"skipped: {reason}"
+        except SystemExit as code:
+            outcome = f"skipped: {code}"
+        except BaseException:  # noqa: BLE001 - the next test follows
+            outcome = f"failed: {traceback.format_exc()}"
+        outcomes[name] = outcome, time.monotonic() - began
+        # A failed test leaves its groups, and the ranks differ in the numbers of
+        # their barriers.
+        barriers = iter(range((number + 1) * 10**6, 10**9))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # By which torch names groups; a group that could not be made counts.
+        dist.distributed_c10d._world.group_count = 0
+        Path(results).write_text(json.dumps(outcomes))
+
+
+def run(tests: Any, name: str, file: Path) -> str:
+    import torch
+    import torch.distributed as dist
+
+    test = tests(name)
+    test.rank, test.file_name = RANK, str(file)
+    method = getattr(test, name)
+    # Decided before there is a group: a skipped test takes no time.
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{file}",
+        world_size=SIZE,
+        rank=RANK,
+        timeout=timedelta(seconds=TIMEOUT),
+    )
+    # The next line may leave the group, which the other rank has yet to connect to.
+    test._barrier()
+    torch.manual_seed(1234)
+    method = getattr(method, "__wrapped__", method)
+    method() if hasattr(method, "__self__") else method(test)
+    test._barrier()
+    dist.destroy_process_group()
+    return "passed"
+
+
+def put_in_place_of_gloo() -> None:
+    """Have torch make groups of rankscope where gloo is asked for."""
+    from torch.distributed import distributed_c10d
+
+    import rankscope.torch  # noqa: F401 - registers the backend
+
+    original = distributed_c10d._new_process_group_helper
+
+    def make(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any):
+        if str(backend) != "gloo":
+            return original(size, rank, ranks, backend, *args, **more)
+        ours = distributed_c10d.Backend("rankscope")
+        return original(size, rank, ranks, ours, *args, **more)
+
+    distributed_c10d._new_process_group_helper = make
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The backend ``rankscope`` of torch.distributed: its ops, trainings and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import dedent
+
+import pytest
+
+from tests.with_torch.backend_training import TRAININGS
+from tests.with_torch.ranks import Ranks
+
+PREAMBLE = """
+import datetime
+import signal
+import torch
+import torch.distributed as dist
+import rankscope.torch
+from rankscope.backends.groups.world import world
+from rankscope.backends.observe.export import local_dump
+from rankscope.backends.work.flight_recorder import recorder
+from torch.distributed import distributed_c10d
+import backend_training as training
+
+def last_op():
+    return recorder.records()[-1]
+
+def raised(call):
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+"""
+
+INIT = """
+dist.init_process_group(
+    "cpu:rankscope", init_method="file://" + folder + "/store", rank=rank,
+    world_size=world_size, timeout=datetime.timedelta(seconds=60),
+)
+"""
+NO_REPORT = {"RANKSCOPE_REPORT": "0"}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks(request.param, PREAMBLE, NO_REPORT) as ranks:
+        ranks.run(INIT)
+        yield ranks
+        ranks.run("dist.destroy_process_group(); assert world.groups() == []")
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_ends_as_in_one_process(ranks: Ranks, name: str) -> None:
+    ranks.run(
+        f"train, tolerance = training.TRAININGS[{name!r}]\n"
+        "found = train()\n"
+        "assert found <= tolerance, found"
+    )
+
+
+COLLECTIVES = {
+    "all_reduce": """
+        x = torch.full((3,), rank + 1.0)
+        dist.all_reduce(x)
+        assert x.tolist() == [world_size * (world_size + 1) / 2] * 3
+    """,
+    "max": """
+        x = torch.tensor([rank, -rank])
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        assert x.tolist() == [world_size - 1, 0]
+    """,
+    "premul_sum": """
+        x = torch.ones(2)
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+        assert x.tolist() == [world_size / 2] * 2
+    """,
+    "method": """
+        x = torch.ones(2)
+        dist.group.WORLD.allreduce([x], dist.ReduceOp.SUM).wait()
+        dist.group.WORLD.broadcast(x, root=1).wait()
+        assert x.tolist() == [world_size] * 2
+    """,
+    "rooted": """
+        x = torch.ones(2)
+        dist.reduce(x, 1)
+        assert x.tolist() == ([world_size] * 2 if rank == 1 else [1, 1])
+        x = torch.full((2,), float(rank))
+        dist.broadcast(x, 1)
+        assert x.tolist() == [1, 1]
+        out = [torch.zeros(1) for _ in range(world_size)] if rank == 0 else None
+        dist.gather(torch.tensor([float(rank)]), out, dst=0)
+        assert rank or [int(one) for one in out] == list(range(world_size))
+        x = torch.zeros(1)
+        dist.scatter(x, [torch.tensor([5.0 + one]) for one in range(world_size)]
+                     if rank == 0 else None, src=0)
+        assert x.item() == 5 + rank
+    """,
+    "gathers": """
+        out = [torch.zeros(2) for _ in range(world_size)]
+        dist.all_gather(out, torch.full((2,), float(rank)))
+        assert [one.tolist() for one in out] == [[r, r] for r in range(world_size)]
+        out = torch.zeros(2 * world_size)
+        dist.all_gather_into_tensor(out, torch.full((2,), float(rank)))
+        assert out.view(world_size, 2)[:, 0].tolist() == list(range(world_size))
+        out = torch.zeros(1)
+        dist.reduce_scatter_tensor(out, torch.arange(float(world_size)))
+        assert out.item() == world_size * rank
+        dist.reduce_scatter(out, [torch.ones(1) * r for r in range(world_size)])
+        assert out.item() == world_size * rank
+    """,
+    "all_to_all": """
+        out = torch.zeros(world_size)
+        dist.all_to_all_single(out, torch.arange(float(world_size)) + 10 * rank)
+        assert out.tolist() == [rank + 10 * r for r in range(world_size)]
+        rows = torch.full((sum(range(world_size)), 2), float(rank))
+        out = torch.zeros(rank * world_size, 2)
+        dist.all_to_all_single(out, rows, [rank] * world_size, list(range(world_size)))
+        assert out[:, 0].tolist() == [r for r in range(world_size) for _ in range(rank)]
+        out = [torch.zeros(1) for _ in range(world_size)]
+        parts = [torch.tensor([10.0 * rank + r]) for r in range(world_size)]
+        dist.all_to_all(out, parts)
+        assert [int(one) for one in out] == [10 * r + rank for r in range(world_size)]
+    """,
+    "coalesced": """
+        parts = [torch.ones(size) for size in range(4)]
+        with distributed_c10d._coalescing_manager(async_ops=True) as batch:
+            for part in parts:
+                dist.all_reduce(part)
+        batch.wait()
+        assert all(bool((part == world_size).all()) for part in parts)
+        with distributed_c10d._coalescing_manager(device=torch.device("cpu")):
+            for part in parts:
+                dist.broadcast(part, 0)
+        wholes = [torch.zeros(world_size), torch.zeros(2 * world_size)]
+        with distributed_c10d._coalescing_manager():
+            for whole in wholes:
+                part = torch.ones(whole.numel() // world_size)
+                dist.all_gather_into_tensor(whole, part)
+        assert all(bool((whole == 1).all()) for whole in wholes)
+    """,
+    "messages": """
+        x = torch.zeros(1)
+        if rank == 0:
+            senders = sorted(dist.recv(x) for _ in range(world_size - 1))
+            assert senders == list(range(1, world_size))
+        else:
+            dist.send(x, 0)
+        after, before = (rank + 1) % world_size, (rank - 1) % world_size
+        ops = [dist.P2POp(dist.isend, torch.tensor([float(rank)]), after, tag=1),
+               dist.P2POp(dist.irecv, x, before, tag=1)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert x.item() == before
+    """,
+    "objects": """
+        found = [None] * world_size
+        dist.all_gather_object(found, {"rank": rank})
+        assert found == [{"rank": r} for r in range(world_size)]
+        found = ["x" * 5000 if rank == 0 else None]
+        dist.broadcast_object_list(found, 0)
+        assert found == ["x" * 5000]
+    """,
+    "sparse": """
+        x = torch.sparse_coo_tensor([[rank, 0]], [[1.0, 2.0], [3.0, 4.0]], (8, 2))
+        whole = x.to_dense()
+        dist.all_reduce(x)
+        dist.all_reduce(whole)
+        assert torch.equal(x.to_dense(), whole)
+    """,
+    "futures": """
+        x = torch.ones(2)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        doubled = future.then(lambda done: done.value()[0] * 2)
+        assert doubled.wait().tolist() == [2 * world_size] * 2
+        assert torch.futures.collect_all([future]).wait()[0].value()[0] is x
+    """,
+    "dtypes": """
+        names = ("uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
+                 "complex64 complex128").split()
+        for name in names:
+            x = torch.ones(3, dtype=getattr(torch, name))
+            dist.all_reduce(x)
+            assert bool((x == world_size).all()), x
+        x = torch.tensor([rank == 0, False])
+        dist.all_reduce(x)
+        assert x.tolist() == [True, False]
+        for name in (*names, "bool", "float8_e4m3fn"):
+            x = torch.full((2,), float(rank == 0)).to(getattr(torch, name))
+            dist.broadcast(x, 0)
+            assert x.to(torch.float32).tolist() == [1, 1]
+    """,
+    "strides": """
+        x = torch.ones(4, 6).t()
+        dist.all_reduce(x)
+        assert bool((x == world_size).all())
+        x = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        dist.all_reduce(x)
+        assert bool((x == world_size).all())
+    """,
+    "groups": """
+        halves = [[r for r in range(world_size) if r % 2 == half] for half in range(2)]
+        mine = [dist.new_group(half, group_desc="half") for half in halves][rank % 2]
+        x = torch.ones(1)
+        dist.all_reduce(x, group=mine)
+        assert x.item() == len(halves[rank % 2])
+        assert last_op().group == "half"
+        dist.destroy_process_group(mine)
+        assert [one.group_desc for one in world.groups()].count("half") == 0
+    """,
+    "timeouts": """
+        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=40))
+        dist.barrier()
+        assert last_op().timeout == 40
+        options = distributed_c10d.AllreduceOptions()
+        options.timeout = datetime.timedelta(seconds=30)
+        dist.group.WORLD.allreduce([torch.ones(1)], options).wait()
+        assert last_op().timeout == 30
+    """,
+    "profile": """
+        with torch.profiler.profile() as profile:
+            dist.barrier()
+        assert "rankscope:barrier" in {one.name for one in profile.events()}
+    """,
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_an_op_does_what_torchs_does(ranks: Ranks, name: str) -> None:
+    ranks.run(dedent(COLLECTIVES[name]))
+
+
+BAD_CALLS = [
+    ("torch.ones(4, 4)[:, 1]", "ValueError", "must be contiguous"),
+    ("torch.empty(2, device='meta')", "ValueError", "tensors on the CPU"),
+    ("torch.ones(2, 2).to_sparse_csr()", "ValueError", "torch.sparse_coo"),
+    ("torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.quint8)", "TypeError", ""),
+]
+
+
+@pytest.mark.parametrize(("tensor", "kind", "says"), BAD_CALLS)
+def test_a_tensor_that_cannot_be_used_is_refused_before_a_byte_moves(
+    ranks: Ranks, tensor: str, kind: str, says: str
+) -> None:
+    ranks.run(
+        f"before = recorder.count\n"
+        f"error = raised(lambda: dist.all_reduce({tensor}))\n"
+        f"assert type(error).__name__ == {kind!r}, error\n"
+        f"assert {says!r} in str(error), error\n"
+        "assert 'all_reduce in group \\'default\\' on rank' in str(error), error\n"
+        "assert recorder.count == before"
+    )
+
+
+def test_nothing_is_copied(ranks: Ranks) -> None:
+    ranks.run(
+        "from rankscope.backends.torch_backend.tensors import memory\n"
+        "x = torch.zeros(3)\n"
+        "memory(x, 'test')[1] = 7\n"
+        "assert x.tolist() == [0, 7, 0]"
+    )
+
+
+def test_the_line_of_an_op_of_ddp_is_the_users(ranks: Ranks) -> None:
+    ranks.run(
+        "model = training.DistributedDataParallel(training.Net())\n"
+        "loss = model(training.own(0)).sum()\n"
+        "loss.backward()\n"
+        "file, line, _ = last_op().frames[0]\n"
+        "assert (file[:4], line) == ('cell', 3), last_op().frames"
+    )
+
+
+def test_the_watch_of_torchs_groups_leaves_those_of_the_backend_alone(
+    ranks: Ranks,
+) -> None:
+    ranks.run(
+        "rankscope.torch.watch(publish=False)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "assert {one.library for one in world.summary()} == {''}, world.summary()"
+    )
+
+
+def test_pg_options_are_checked(ranks: Ranks) -> None:
+    ranks.run(
+        "error = raised(lambda: dist.new_group(pg_options='ucx'))\n"
+        "assert isinstance(error, TypeError)\n"
+        "assert \"Options(transport='ucx')\" in str(error), error"
+    )

@@ -1,0 +1,187 @@
+"""Training over the backend ``rankscope`` goes on after an abort or a death."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from textwrap import dedent
+
+import pytest
+
+from tests.with_torch.ranks import Ranks
+from tests.with_torch.test_backend import INIT, NO_REPORT, PREAMBLE
+
+pytestmark = pytest.mark.in_order
+
+BEGIN = """
+model = training.DistributedDataParallel(training.Net(), bucket_cap_mb=0.01)
+optimizer = training.adam(model)
+reducers = id(model), id(model.process_group)
+done = 0
+
+def train(steps):
+    global done
+    for step in range(done, done + steps):
+        training.do_step(model, optimizer, training.own(step))
+        done += 1
+
+def end():
+    assert (id(model), id(model.process_group)) == reducers
+    train(2)
+    flat = torch.cat([one.detach().flatten() for one in model.parameters()])
+    found = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, flat)
+    assert all(torch.equal(one, flat) for one in found)
+    assert training.difference(model.module, done) <= 1e-6
+"""
+
+RECOVER = """
+done = rankscope.torch.rejoin(model, optimizer)
+end()
+"""
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with Ranks(3, PREAMBLE, NO_REPORT) as ranks:
+        ranks.run(INIT)
+        ranks.run(BEGIN)
+        ranks.run("train(3)")
+        yield ranks
+
+
+def test_an_abort_in_backward_raises_its_reason_and_the_model_trains_on(
+    three: Ranks,
+) -> None:
+    waiting = "error = raised(lambda: train(1))\n"
+    three.start({0: waiting, 1: waiting})
+    for rank in (0, 1):
+        three.wait_until(rank, "bool(dist.group.WORLD.group.status.in_flight)")
+    three.run({2: "rankscope.torch.abort(reason='the loss is NaN')"})
+    assert three.finish([0, 1]) == {}
+    three.run(
+        {
+            rank: "assert type(error).__name__ == 'DistAbortedError', error\n"
+            "assert error.reason == 'the loss is NaN'\n"
+            "assert error.op == 'all_reduce'"
+            for rank in (0, 1)
+        }
+    )
+    three.run("rankscope.torch.rebuild()" + RECOVER)
+
+
+def test_an_interrupt_ends_a_backward_that_hangs(three: Ranks) -> None:
+    interrupted = """
+    import time
+    def stop():
+        global sent
+        while not dist.group.WORLD.group.status.in_flight:
+            time.sleep(0.001)
+        sent = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    error = raised(lambda: train(1))
+    took = time.monotonic() - sent
+    thread.join()
+    assert isinstance(error, KeyboardInterrupt), error
+    assert took < 0.3, took
+    rankscope.torch.abort(reason="interrupted")
+    """
+    three.run({0: dedent(interrupted)})
+    three.run("rankscope.torch.rebuild()" + RECOVER)
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_an_abort_ends_the_first_pass_of_a_static_graph(
+    three: Ranks, hook: bool
+) -> None:
+    three.run(
+        "static = training.DistributedDataParallel(training.Net(), static_graph=True)\n"
+        f"if {hook}:\n"
+        "    static.register_comm_hook(\n"
+        "        None, training.default_hooks.fp16_compress_hook)"
+    )
+    waiting = "error = raised(lambda: static(training.own(0)).sum().backward())\n"
+    three.start({0: waiting, 1: waiting})
+    for rank in (0, 1):
+        three.wait_until(rank, "bool(dist.group.WORLD.group.status.in_flight)")
+    three.run({2: "rankscope.torch.abort(reason='too early')"})
+    assert three.finish([0, 1]) == {}
+    three.run({0: "assert 'too early' in str(error), error"})
+    three.run(
+        "rankscope.torch.rebuild()\n"
+        "rankscope.torch.rejoin(static)\n"
+        "static_optimizer = training.adam(static)\n"
+        "assert training.train(static, static_optimizer) <= (0.05 if "
+        f"{hook} else 1e-5)"
+    )
+
+
+def test_rejoin_takes_the_state_of_the_rank_with_most_steps(three: Ranks) -> None:
+    three.run(
+        "before = done\n"
+        "if rank == 1:\n"
+        "    for one in model.parameters():\n"
+        "        one.grad = None\n"
+        "        one.data += 1\n"
+        "    for state in optimizer.state.values():\n"
+        "        state['step'] -= 1\n"
+        "assert rankscope.torch.rejoin(model, optimizer) == before\n"
+        "end()"
+    )
+
+
+def test_a_wrong_shrink_is_refused(three: Ranks) -> None:
+    three.run(
+        "error = raised(rankscope.torch.shrink)\n"
+        "assert 'which ranks are lost?' in str(error), error\n"
+        "assert 'it was not aborted' in str(error), error\n"
+        "error = raised(lambda: rankscope.torch.shrink([rank]))\n"
+        "assert 'this is one of them' in str(error), error\n"
+        "error = raised(lambda: rankscope.torch.shrink([3]))\n"
+        "assert 'from 0 to 2' in str(error), error"
+    )
+
+
+def test_a_sharded_model_has_no_rejoin(three: Ranks) -> None:
+    three.run(
+        "sharded = training.fully_shard(training.Net())\n"
+        "error = raised(lambda: rankscope.torch.rejoin(sharded))\n"
+        "assert 'torch.distributed.checkpoint' in str(error), error\n"
+        "sharded = training.ZeroRedundancyOptimizer(\n"
+        "    model.parameters(), torch.optim.Adam)\n"
+        "error = raised(lambda: rankscope.torch.rejoin(model, sharded))\n"
+        "assert 'ZeroRedundancyOptimizer' in str(error), error"
+    )
+
+
+def test_the_survivors_of_a_killed_rank_train_on_in_the_same_objects(
+    three: Ranks,
+) -> None:
+    pid = three.ask(1, "os.getpid()")
+    three.run("pair = dist.new_group([0, 1]); rest = dist.new_group([0, 2])")
+    waiting = "error = raised(lambda: train(1))\n"
+    three.start({0: waiting, 2: waiting})
+    for rank in (0, 2):
+        three.wait_until(rank, "bool(dist.group.WORLD.group.status.in_flight)")
+    os.kill(pid, signal.SIGKILL)
+    assert three.finish([0, 2]) == {}
+    check = """
+assert type(error).__name__ == "DistAbortedError", error
+assert "rank 1" in error.reason and "SIGKILL" in error.reason, error.reason
+assert rankscope.torch.shrink() == [1]
+assert dist.get_world_size() == 2
+assert dist.get_rank() == (rank and 1)
+"""
+    after = """
+x = torch.ones(1)
+made = dist.new_group([0, 1])
+for group in made, rest, None:
+    dist.all_reduce(x, group=group)
+assert x.item() == 8
+dist.destroy_process_group()
+assert world.groups() == []
+"""
+    three.run(dict.fromkeys((0, 2), check + RECOVER + after))
