@@ -7,6 +7,7 @@ has timed out there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -52,11 +53,12 @@ def note_given_up(group: Any, error: BaseException) -> None:
     call = failed_call(error)
     if call is None or call.backend != "gloo" or not has_timed_out(error):
         return
+    store, default = _store_of(group), names().default
+    if store is None or default is None:
+        return
     now = time.time()
-    note = GivenUp(
-        names().default.rank(), _name(call), _line(call), now - call.began_ns / 1e9, now
-    )
-    store = names().own_store(group)
+    seconds = now - call.began_ns / 1e9
+    note = GivenUp(default.rank(), _name(call), _line(call), seconds, now)
 
     def write() -> None:
         number = store.add(_KEY, 1)
@@ -67,8 +69,10 @@ def note_given_up(group: Any, error: BaseException) -> None:
 
 def past(group: Any) -> list[GivenUp]:
     """Return what ranks of `group` have given up, the first one first."""
-    store = names().own_store(group)
+    store = _store_of(group)
     found: list[GivenUp] = []
+    if store is None:
+        return found
 
     def read() -> None:
         for number in range(1, _MOST + 1):
@@ -81,26 +85,32 @@ def past(group: Any) -> list[GivenUp]:
     return list(found)
 
 
-def tell_given_up(given_up: list[GivenUp], call: Call | None) -> str:
+def tell_given_up(given_up: list[GivenUp], call: Call) -> str:
     """Return who has timed out where, and whether this rank came to it afterwards."""
     first = given_up[0]
     those = [one for one in given_up if (one.op, one.line) == (first.op, first.line)]
     where = f" ({first.line})" if first.line else ""
-    text = (
-        f"{name_ranks(sorted({one.rank for one in those}))} timed out in {first.op}"
-        f"{where} after {first.seconds:.0f} s"
-    )
-    late = 0.0 if call is None else call.began_ns / 1e9 - first.at
+    ranks = sorted({one.rank for one in those})
+    after = f"{first.seconds:.{0 if first.seconds >= 1 else 1}f} s"
+    text = f"{name_ranks(ranks)} timed out in {first.op}{where} after {after}"
+    late = call.began_ns / 1e9 - first.at
     if late < _LATE:
         return text
-    if _name(call) == first.op:
+    if call.seq and _name(call) == first.op and names().default.rank() not in ranks:
         return f"{text}: they waited for this rank, which came {late:.0f} s later"
     return f"{text}, {late:.0f} s before this rank came to {_name(call)}"
 
 
-def _name(call: Call | None) -> str:
+def _store_of(group: Any) -> Any:
+    """Return the store of `group`; ``None`` where it was destroyed."""
+    try:
+        return names().own_store(group)
+    except KeyError:
+        return None
+
+
+def _name(call: Call) -> str:
     """Return ``barrier #3``; torch does not count its monitored barriers."""
-    assert call is not None
     return call.op_type.value + (f" #{call.seq}" if call.seq else "")
 
 
@@ -119,5 +129,7 @@ def _within(act: Callable[[], None]) -> None:
             pass
 
     thread = threading.Thread(target=run, name="rankscope-given-up", daemon=True)
-    thread.start()
-    thread.join(_WAIT)
+    # At the end of Python none can be started.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(_WAIT)
