@@ -119,6 +119,40 @@ def test_an_abort_ends_the_first_pass_of_a_static_graph(
     )
 
 
+def test_many_aborts_leave_the_ranks_equal_and_nothing_behind(three: Ranks) -> None:
+    """Among them aborts in the first two steps, before DDP has its final buckets."""
+    three.run(
+        dedent(
+            """
+            import random, rankscope
+            chosen = sorted([0, 1, *random.Random(1).sample(range(2, 60), 10)])
+            model = training.DistributedDataParallel(training.Net(), bucket_cap_mb=0.01)
+            optimizer = training.adam(model)
+            reducers = id(model), id(model.process_group)
+            done, errors, open_at_first = 0, 0, None
+            while done < 60:
+                try:
+                    if chosen and done == chosen[0]:
+                        chosen.pop(0)
+                        if rank == done % 3:
+                            loss = model(training.own(done)).sum()
+                            rankscope.torch.abort(reason=f"in step {done}")
+                    train(1)
+                except rankscope.DistAbortedError:
+                    errors += 1
+                    rankscope.torch.rebuild()
+                    done = rankscope.torch.rejoin(model, optimizer)
+                    chosen = [one for one in chosen if one >= done]
+                    if open_at_first is None:
+                        open_at_first = len(os.listdir("/proc/self/fd"))
+            end()
+            assert errors >= 12, errors
+            assert len(os.listdir("/proc/self/fd")) <= open_at_first + 2
+            """
+        )
+    )
+
+
 def test_rejoin_takes_the_state_of_the_rank_with_most_steps(three: Ranks) -> None:
     three.run(
         "before = done\n"
