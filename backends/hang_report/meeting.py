@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from .settings import this_host
+
 __all__ = ["Meeting", "find_meeting"]
 
 
@@ -30,7 +32,7 @@ class Meeting:
 
     def __init__(self, key: str, rank: int, about: dict[str, Any]) -> None:
         self.rank = rank
-        self._about = {**about, "pid": os.getpid()}
+        self._about = {**about, "pid": os.getpid(), "host": this_host()}
         with _private_folder() as parent:
             # What is left of jobs whose ranks were all killed.
             for folder in parent.iterdir():
@@ -154,7 +156,9 @@ def find_meeting(pids: Collection[int]) -> str | None:
         for path in folder.glob("*/rank_*"):
             with contextlib.suppress(ValueError):
                 about = json.loads(path.read_bytes())
-                if about.get("pid") in pids and _is_locked(path):
+                # Hosts may share the folder.
+                here = about.get("pid") in pids and about.get("host") == this_host()
+                if here and _is_locked(path):
                     return path.parent.name
     return None
 

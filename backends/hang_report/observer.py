@@ -28,14 +28,14 @@ def parts_of(key: str) -> Iterator[Path]:
     """
     # No rank has such a number; another process may look, too.
     own = -os.getpid()
-    meeting = Meeting(key, own, {})
+    folder = Path(tempfile.mkdtemp(prefix="rankscope-look-"))
     try:
-        number, told = _next_request(meeting)
-        if told is not None:
-            yield told
-            return
-        folder = Path(tempfile.mkdtemp(prefix="rankscope-look-"))
+        meeting = Meeting(key, own, {})
         try:
+            number, told = _next_request(meeting)
+            if told is not None:
+                yield told
+                return
             request = {
                 "folder": str(folder),
                 "rank": own,
@@ -49,9 +49,10 @@ def parts_of(key: str) -> Iterator[Path]:
             add_absent_ranks(folder, meeting)
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            meeting.leave_nothing()
     finally:
-        meeting.leave_nothing()
+        # Afterwards: a rank that is late removes what it wrote for nobody.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _next_request(meeting: Meeting) -> tuple[int, Path | None]:

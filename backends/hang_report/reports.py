@@ -164,6 +164,8 @@ class Reports:
             # Who asks may be gone, and its folder too.
             if Path(request.folder).exists():
                 self._write_part(request, wish)
+                if not self._meeting.lives(request.rank):
+                    shutil.rmtree(request.folder, ignore_errors=True)
             self.count = request.number
             return
         meeting, result = self._meeting, f"result_{request.number}"

@@ -21,7 +21,7 @@ from ..launch_variables import (
     sizes,
 )
 
-__all__ = ["Settings", "facts_of", "job_key", "job_name"]
+__all__ = ["Settings", "facts_of", "job_key", "job_name", "this_host"]
 
 #: Values of a variable that mean no.
 _NO = ("0", "false", "no", "off")
@@ -104,11 +104,11 @@ def job_key(parent: int, env: Mapping[str, str] = os.environ, *, job: str = "") 
     own = "" if any(known) else str(parent)
     if error_file:
         own = os.path.dirname(os.path.dirname(error_file))
-    parts = [_host(), *([job] if job else [own, *known])]
+    parts = [this_host(), *([job] if job else [own, *known])]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _host() -> str:
+def this_host() -> str:
     """Return where pids are unique: hosts may share the temporary folder."""
     try:
         return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
