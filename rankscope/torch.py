@@ -14,16 +14,16 @@ death.
 from __future__ import annotations
 
 import argparse
-import importlib
 import runpy
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rankscope.backends.groups.world import world
+from rankscope.backends.torch_backend.options import Options
 from rankscope.backends.torch_watch.patching import when_imported
 from rankscope.backends.torch_watch.private.groups import C10D
 from rankscope.backends.torch_watch.rewrapping import rewrap
@@ -33,24 +33,19 @@ from rankscope.engines.script.options import JobOptions
 from rankscope.engines.script.publication import Publication
 from rankscope.hang_reports import AGENT, attendance, begin
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = [
-    "Options",  # noqa: F822 - found by __getattr__, as are rebuild, rejoin and shrink
+    "Options",
     "TorchWatch",
     "abort",
-    "rebuild",  # noqa: F822
-    "rejoin",  # noqa: F822
+    "rebuild",
+    "rejoin",
     "rewrap",
-    "shrink",  # noqa: F822
+    "shrink",
     "watch",
 ]
-
-#: What needs torch, by the module that has it: torch is imported when it is asked for.
-_OF_BACKEND = {
-    "Options": "meeting",
-    "rebuild": "recovering",
-    "rejoin": "recovering",
-    "shrink": "recovering",
-}
 
 _lock = threading.Lock()
 _publication: Publication | None = None
@@ -128,6 +123,101 @@ def abort(group: str | None = None, reason: str = "rankscope.torch.abort()") -> 
     world.abort(None if group is None else [group], reason)
 
 
+def rebuild() -> None:
+    """Make torch's groups of the backend ``rankscope`` usable again after an abort.
+
+    Every rank calls it. Nothing is sent: the groups, and the modules that hold them,
+    stay the same objects. `rejoin` then has the models agree.
+
+    Raises
+    ------
+    DistBackendError
+        Torch has no such group.
+    """
+    from rankscope.backends.torch_backend import recovering  # it imports torch
+
+    recovering.rebuild()
+
+
+def shrink(ranks: Sequence[int] | None = None) -> list[int]:
+    """Have torch's groups of the backend ``rankscope`` go on without some ranks.
+
+    The ranks that stay call it, in the place of `rebuild`; nothing is sent. The groups,
+    and the modules that hold them, stay the same objects. Torch numbers the ranks anew:
+    ``get_rank()`` and ``get_world_size()`` say less than before, and the samplers of a
+    DataLoader, which have read them, have to be made again. `rejoin` then has the
+    models agree.
+
+    Parameters
+    ----------
+    ranks : sequence of int, optional
+        The ranks that are lost, as ``get_rank()`` named them before; the same on every
+        rank that stays. ``None``: those that the abort of the default group names as
+        its cause, such as ranks that died.
+
+    Returns
+    -------
+    list of int
+        The lost ranks.
+
+    Raises
+    ------
+    ValueError
+        No rank is given, and the abort names none; or this rank is among them; or they
+        are not ranks of the default group.
+    DistBackendError
+        Torch has no such group.
+    """
+    from rankscope.backends.torch_backend import recovering  # it imports torch
+
+    return recovering.shrink(ranks)
+
+
+def rejoin(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int | None = None,
+) -> int:
+    """Have a model and its optimizer be the same on all ranks, after `rebuild`.
+
+    Every rank calls it. The rank with most steps sends its parameters, buffers and the
+    state of its optimizer to the others: an abort may find ranks in different steps.
+    Gradients are dropped, and DistributedDataParallel forgets the backward pass that
+    failed; it stays the same object. The states of random number generators stay as
+    they are, since ranks differ in them.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A module whose parameters are whole on every rank: a DistributedDataParallel, or
+        one with such modules in it, whose group has to have the same model on all
+        ranks; else every rank of the default group has it.
+    optimizer : torch.optim.Optimizer, optional
+        The optimizer of its parameters. The state of a scheduler of its learning rate
+        is not sent.
+    step : int, optional
+        How many steps this rank has done. ``None``: what the state of the optimizer
+        says, or else 0; of ranks with the same number the first one sends.
+
+    Returns
+    -------
+    int
+        The number of steps that all ranks have done now.
+
+    Raises
+    ------
+    ValueError
+        A parameter, or the state of the optimizer, is sharded over the ranks, as FSDP's
+        and ZeRO's are: load a checkpoint. Or the model has several groups.
+    DistBackendError
+        Torch has no group of the backend ``rankscope``.
+    """
+    from rankscope.backends.torch_backend import recovering  # it imports torch
+
+    return recovering.rejoin(model, optimizer, step=step)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a script, or with ``-m`` a module, whose groups are watched."""
     parser = argparse.ArgumentParser(
@@ -164,13 +254,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # As Python itself does for a script; with -m it is the current folder.
         sys.path[0] = str(Path(given.script).resolve().parent)
         runpy.run_path(given.script, run_name="__main__")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _OF_BACKEND:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    package = "rankscope.backends.torch_backend"
-    return getattr(importlib.import_module(f"{package}.{_OF_BACKEND[name]}"), name)
 
 
 def _register(module: ModuleType) -> None:

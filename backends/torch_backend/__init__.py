@@ -1,4 +1,4 @@
 """A Rankscope group as a process group of torch: the backend ``rankscope``.
 
-Its modules import torch, so they are imported only where torch is.
+All its modules but that of the options import torch, and are imported where it is.
 """

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DistBackendError, DistNetworkError
 from ..groups.api import init_process_group
-from ..groups.config import BackendConfig
 from ..groups.process_group import ProcessGroup
 from ..groups.subgroups import new_group
 from ..groups.world import world
+from .options import Options
 from .private import store_host
 
 __all__ = [
@@ -27,31 +26,6 @@ __all__ = [
 # The key of torch's store with the address of Rankscope's own store. It has the number
 # of the default group that a rank makes over one store of torch: it may make another.
 _ADDRESS, _COUNT = "rankscope/{}", "rankscope/count/{}"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What ``pg_options`` of torch's functions takes for the backend ``rankscope``.
-
-    Parameters
-    ----------
-    transport : str, optional
-        What moves the bytes, as ``backend`` of ``rankscope.init_process_group``:
-        ``"tcp"`` or ``"ucx"``, the same on every rank. The default is the host engine,
-        tcp, and for a group of some of the ranks what the default group has.
-
-    Examples
-    --------
-    >>> import rankscope.torch
-    >>> rankscope.torch.Options(transport="tcp")
-    Options(transport='tcp')
-    """
-
-    transport: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.transport is not None:
-            BackendConfig(self.transport)
 
 
 def default_ranks() -> list[int]:

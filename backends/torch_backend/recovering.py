@@ -35,49 +35,13 @@ def _groups() -> list[ProcessGroupRankscope]:
 
 
 def rebuild() -> None:
-    """Make torch's groups of the backend ``rankscope`` usable again after an abort.
-
-    Every rank calls it. Nothing is sent: the groups, and the modules that hold them,
-    stay the same objects. `rejoin` then has the models agree.
-
-    Raises
-    ------
-    DistBackendError
-        Torch has no such group.
-    """
+    """Do `rankscope.torch.rebuild`."""
     for group in _groups():
         rebuild_process_group(group.group)
 
 
 def shrink(ranks: Sequence[int] | None = None) -> list[int]:
-    """Have torch's groups of the backend ``rankscope`` go on without some ranks.
-
-    The ranks that stay call it, in the place of `rebuild`; nothing is sent. The groups,
-    and the modules that hold them, stay the same objects. Torch numbers the ranks anew:
-    ``get_rank()`` and ``get_world_size()`` say less than before, and the samplers of a
-    DataLoader, which have read them, have to be made again. `rejoin` then has the
-    models agree.
-
-    Parameters
-    ----------
-    ranks : sequence of int, optional
-        The ranks that are lost, as ``get_rank()`` named them before; the same on every
-        rank that stays. ``None``: those that the abort of the default group names as
-        its cause, such as ranks that died.
-
-    Returns
-    -------
-    list of int
-        The lost ranks.
-
-    Raises
-    ------
-    ValueError
-        No rank is given, and the abort names none; or this rank is among them; or they
-        are not ranks of the default group.
-    DistBackendError
-        Torch has no such group.
-    """
+    """Do `rankscope.torch.shrink`."""
     groups = _groups()
     default = groups[0]
     known = list(default.group.ranks)
@@ -122,40 +86,7 @@ def rejoin(
     *,
     step: int | None = None,
 ) -> int:
-    """Have a model and its optimizer be the same on all ranks, after `rebuild`.
-
-    Every rank calls it. The rank with most steps sends its parameters, buffers and the
-    state of its optimizer to the others: an abort may find ranks in different steps.
-    Gradients are dropped, and DistributedDataParallel forgets the backward pass that
-    failed; it stays the same object. The states of random number generators stay as
-    they are, since ranks differ in them.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A module whose parameters are whole on every rank: a DistributedDataParallel, or
-        one with such modules in it, whose group has to have the same model on all
-        ranks; else every rank of the default group has it.
-    optimizer : torch.optim.Optimizer, optional
-        The optimizer of its parameters. The state of a scheduler of its learning rate
-        is not sent.
-    step : int, optional
-        How many steps this rank has done. ``None``: what the state of the optimizer
-        says, or else 0; of ranks with the same number the first one sends.
-
-    Returns
-    -------
-    int
-        The number of steps that all ranks have done now.
-
-    Raises
-    ------
-    ValueError
-        A parameter, or the state of the optimizer, is sharded over the ranks, as FSDP's
-        and ZeRO's are: load a checkpoint. Or the model has several groups.
-    DistBackendError
-        Torch has no group of the backend ``rankscope``.
-    """
+    """Do `rankscope.torch.rejoin`."""
     group = _group_of(model)
     sharded = [
         name for name, one in model.named_parameters() if hasattr(one, "device_mesh")

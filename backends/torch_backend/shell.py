@@ -18,6 +18,7 @@ from ..groups.process_group import ProcessGroup
 from ..groups.world import world
 from . import meeting
 from .ops import Ops
+from .options import Options
 from .private import c10d, groups_name
 
 __all__ = ["NAME", "ProcessGroupRankscope", "create"]
@@ -40,7 +41,7 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         size: int,
         timeout: timedelta,
         ranks: Sequence[int],
-        options: meeting.Options,
+        options: Options,
     ) -> None:
         c10d.ProcessGroup.__init__(self, rank, size)
         Ops.__init__(self)
@@ -49,7 +50,7 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         self._name = self._description = ""
         self._owns_world = False
         # What makes the Rankscope group, until it is there.
-        self._unmade: tuple[float, meeting.Options] | None
+        self._unmade: tuple[float, Options] | None
         if not ranks:
             self.group, self._owns_world = meeting.make_default_group(
                 store, rank, size, timeout.total_seconds(), options

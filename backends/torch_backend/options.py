@@ -1,0 +1,34 @@
+"""Options of the backend ``rankscope``; this module alone needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..groups.config import BackendConfig
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``pg_options`` of torch's functions takes for the backend ``rankscope``.
+
+    Parameters
+    ----------
+    transport : str, optional
+        What moves the bytes, as ``backend`` of ``rankscope.init_process_group``:
+        ``"tcp"`` or ``"ucx"``, the same on every rank. The default is the host engine,
+        tcp, and for a group of some of the ranks what the default group has.
+
+    Examples
+    --------
+    >>> import rankscope.torch
+    >>> rankscope.torch.Options(transport="tcp")
+    Options(transport='tcp')
+    """
+
+    transport: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.transport is not None:
+            BackendConfig(self.transport)
