@@ -7,20 +7,15 @@ fetches from the servers of all ranks. These need no GIL: they answer while rank
 from __future__ import annotations
 
 import http.client
-import json
 import re
-from collections.abc import Mapping
 from functools import partial
 
 import psutil
 
-from ..post_mortem.evidence_file import RawFile, UnreadableError
-from ..post_mortem.flight_dump import read_dump
-from ..post_mortem.flight_rank import RankDump, condense
-from ..post_mortem.flight_recorder import evidence_of_dumps
+from ..post_mortem.evidence_file import RawFile
 from .jobs import Job
 from .py_spy import PySpyError, dump
-from .reports import Found, Reports, ports_of
+from .reports import Found, Reports, found_in, ports_of
 
 __all__ = ["debug_reports", "ranks_in"]
 
@@ -82,36 +77,14 @@ def _fetch(port: int) -> Found:
         connection.close()
     if answer.status != http.client.OK:
         return Found(problem=f"it answered {answer.status} {answer.reason}")
-    return _read(ranks_in(page))
+    return found_in(
+        {
+            rank: RawFile(f"rank_{rank}", text.encode())
+            for rank, text in ranks_in(page).items()
+        }
+    )
 
 
 def ranks_in(page: str) -> dict[int, str]:
     """Return rank → its Flight Recorder as JSON, of the server's page."""
     return {int(rank): text for rank, text in _RANK.findall(page)}
-
-
-def _read(texts: Mapping[int, str]) -> Found:
-    dumps: dict[int, RankDump] = {}
-    progress = {}
-    try:
-        for rank, text in texts.items():
-            file = RawFile(f"rank_{rank}", text.encode())
-            dumps[rank] = condense(read_dump(file))
-            progress[rank] = _progress(json.loads(text))
-    except (UnreadableError, RecursionError) as error:
-        return Found(problem=str(error))
-    if not dumps:
-        return Found(problem="no rank has answered it")
-    recorded, groups, _ = evidence_of_dumps(dumps)
-    return Found(recorded, groups, progress)
-
-
-def _progress(content: Mapping[str, object]) -> object:
-    """Return what changes whenever a rank issues an op or completes one."""
-    entries = content.get("entries")
-    states = [
-        (one.get("record_id"), one.get("state"), one.get("retired"))
-        for one in (entries if isinstance(entries, list) else ())[-100:]
-        if isinstance(one, dict)
-    ]
-    return content.get("pg_status"), states

@@ -18,6 +18,8 @@ from ..launch_variables import (
 from ..nccl.ras import ADDRESS
 
 __all__ = [
+    "DUMP_FILES",
+    "DUMP_PIPE",
     "VARIABLES",
     "Stated",
     "is_python",
@@ -69,8 +71,11 @@ _SCHEMES = (
     _Scheme("", ENV, ENV.size[0]),
     _Scheme("srun", SLURM, SLURM.job[1]),
 )
+#: Where torch's ranks over NCCL have a named pipe, and where they write their dumps.
+DUMP_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 #: All that is read of the environment of a process.
-VARIABLES = frozenset((ADDRESS,)).union(
+VARIABLES = frozenset((ADDRESS, DUMP_PIPE, *DUMP_FILES)).union(
     name
     for kind, names, needs in _SCHEMES
     for name in (names.rank, *names.size, *names.job, needs)

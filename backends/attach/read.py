@@ -12,6 +12,7 @@ from ..post_mortem.evidence_file import EvidenceFile
 from ..post_mortem.ras_report import RasReader
 from ..post_mortem.report import Report
 from .debug_server import debug_reports
+from .dump_trigger import dump_reports
 from .jobs import FORKED, Job, Member
 from .look import MOVES, STACKS, Look
 from .nccl_ras import ras_reports
@@ -75,8 +76,8 @@ def look(
     told
         It is called with the number of stacks that were read.
     sources
-        Ask what serves in a job, beside torch's debug server and NCCL's RAS service;
-        the best one first.
+        Ask what serves in a job, beside torch's debug server, its dumps on demand and
+        NCCL's RAS service; the best one first.
     """
     reports = [
         [
@@ -98,7 +99,7 @@ def look(
 
 def _reports(job: Job, py_spy: str | None) -> Iterator[Reports]:
     """Ask what serves in a job, the best source first."""
-    debug = py_spy and debug_reports(job, py_spy)
+    debug = (py_spy and debug_reports(job, py_spy)) or dump_reports(job)
     ras = ras_reports(job)
     yield from (one for one in (debug, ras) if isinstance(one, Reports))
 

@@ -7,15 +7,18 @@ two reports can be why it hangs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
 
 from ..observe.evidence import Group, RankEvidence
-from ..post_mortem.evidence_file import EvidenceFile
+from ..post_mortem.evidence_file import EvidenceFile, RawFile, UnreadableError
+from ..post_mortem.flight_dump import Dump, read_dump
+from ..post_mortem.flight_rank import condense
+from ..post_mortem.flight_recorder import evidence_of_dumps
 
-__all__ = ["Found", "Reports", "ports_of"]
+__all__ = ["Found", "Reports", "found_in", "ports_of"]
 
 #: Seconds between two reports.
 BETWEEN = 2.0
@@ -53,6 +56,31 @@ class Reports:
             found = Found(problem=_GOES_ON)
         ranks = tuple(sorted({one.rank for one in found.ranks}))
         return found, EvidenceFile(self._name, self._kind, ranks, found.problem)
+
+
+def found_in(files: Mapping[int, RawFile]) -> Found:
+    """Return what the Flight Recorder dumps of ranks tell."""
+    if not files:
+        return Found(problem="no rank has answered it")
+    dumps, progress = {}, {}
+    try:
+        for rank, file in files.items():
+            dump = read_dump(file)
+            progress[rank] = _progress(dump)
+            dumps[rank] = condense(dump)
+    except (UnreadableError, RecursionError) as error:
+        return Found(problem=str(error))
+    recorded, groups, _ = evidence_of_dumps(dumps)
+    return Found(recorded, groups, progress)
+
+
+def _progress(dump: Dump) -> object:
+    """Return what changes whenever a rank issues an op or completes one."""
+    states = [
+        (one["record_id"], one.get("state"), one.get("retired"))
+        for one in dump.entries[-100:]
+    ]
+    return dict(dump.status), states
 
 
 def ports_of(pid: int) -> frozenset[int]:
