@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, PullError
 from rankscope.engines.cluster import variables
 from rankscope.engines.cluster.rank_slots import RankSlot
@@ -178,8 +179,20 @@ huge = np.zeros(64 << 20, "u1")
 
 
 def test_an_interrupted_pull_has_the_ranks_send_nothing_afterwards(
-    cluster: Cluster, far: list[ValueServer], tmp_path: Path
+    cluster: Cluster,
+    far: list[ValueServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    taking = ValueServer._note
+
+    def take_one_piece(server: ValueServer, count: int) -> None:
+        # Else the whole value may have come before the interrupt.
+        taking(server, count)
+        until(lambda: server._closed, WAIT, "the interrupt")
+        raise OSError
+
+    monkeypatch.setattr(ValueServer, "_note", take_one_piece)
     cluster.execute(NOTED).result(WAIT)
     flag = tmp_path / "go"
     busy = cluster.execute(
