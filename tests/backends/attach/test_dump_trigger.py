@@ -1,4 +1,4 @@
-"""Dumps on demand. Without NCCL a thread plays that of torch; pipe and file are real."""
+"""Dumps on demand. Without NCCL a thread plays torch's; pipe and file are real."""
 
 from __future__ import annotations
 
