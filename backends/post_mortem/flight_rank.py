@@ -54,6 +54,8 @@ class RankDump:
     active_only: bool = False
     #: Its entries do not tell whether an op succeeded: those of gloo and torchcomms.
     vague: bool = False
+    #: It has ops of gloo: torch's, or those that our watch has recorded of them.
+    gloo: bool = False
     #: It is written by torchcomms, whose groups have the backend as description.
     torchcomms: bool = False
     #: Why its ops cannot be compared with those of other ranks; empty: they can.
@@ -75,11 +77,10 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     entries = sorted(dump.entries, key=itemgetter("record_id"))
     self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
     self.times = times
+    gloos = [one for one in entries if one["profiling_name"].startswith("gloo:")]
+    self.gloo = bool(gloos)
     # Our own records, which have the key `backend`, tell more than torch's of gloo.
-    self.vague = any(
-        one["profiling_name"].startswith("gloo:") and "backend" not in one
-        for one in entries
-    )
+    self.vague = any("backend" not in one for one in gloos)
     _completeness(self, entries)
     groups = _by_group(entries)
     if _counts_over_groups(dump, entries):

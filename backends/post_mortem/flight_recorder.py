@@ -130,6 +130,7 @@ class _Job:
                 lists_all_in_flight=not overrun,
                 lists_all=dump.whole,
                 over_is_completed=not (dump.vague or self._is_vague(group)),
+                ends_when_waited=dump.gloo,
             )
         return RankEvidence(
             rank,

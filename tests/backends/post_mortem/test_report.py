@@ -382,3 +382,20 @@ def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
         "consequences",
     ]
     assert list(found["files"][0]) == ["path", "kind", "ranks", "problem"]
+
+
+def test_a_send_of_gloo_is_in_flight_until_somebody_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    ranks = [Rank(one, {"default_pg": (0, 1)}) for one in range(2)]
+    ranks[0].issue("send", peer=1, line=8, done=False)
+    ranks[0].issue("recv", peer=1, line=9, done=False)
+    ranks[1].issue("recv", peer=0, line=12)
+    for one in ranks:
+        for entry in one.entries:
+            # As our watch of torch's gloo records it.
+            name = entry["profiling_name"].replace("nccl:", "gloo:")
+            entry.update(profiling_name=name, backend="gloo")
+    (verdict,) = examine([write(tmp_path, ranks)]).verdicts
+    assert verdict.culprits == (1,)
+    assert "rank 0 waits in recv #2 from rank 1 (train.py:9)" in str(verdict)
