@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import http.client
 import re
+from collections.abc import Mapping
 from functools import partial
 
 import psutil
 
-from ..post_mortem.evidence_file import RawFile
+from ..post_mortem.evidence_file import RawFile, UnreadableError
+from ..post_mortem.flight_dump import read_dump
 from .jobs import Job
 from .py_spy import PySpyError, dump
 from .reports import Found, Reports, found_in, ports_of
@@ -77,14 +79,22 @@ def _fetch(port: int) -> Found:
         connection.close()
     if answer.status != http.client.OK:
         return Found(problem=f"it answered {answer.status} {answer.reason}")
-    return found_in(
-        {
-            rank: RawFile(f"rank_{rank}", text.encode())
-            for rank, text in ranks_in(page).items()
-        }
-    )
+    return _read(ranks_in(page))
 
 
 def ranks_in(page: str) -> dict[int, str]:
     """Return rank → its Flight Recorder as JSON, of the server's page."""
     return {int(rank): text for rank, text in _RANK.findall(page)}
+
+
+def _read(texts: Mapping[int, str]) -> Found:
+    if not texts:
+        return Found(problem="no rank has answered it")
+    try:
+        dumps = {
+            rank: read_dump(RawFile(f"rank_{rank}", text.encode()))
+            for rank, text in texts.items()
+        }
+    except (UnreadableError, RecursionError) as error:
+        return Found(problem=str(error))
+    return found_in(dumps)

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from ..post_mortem.evidence_file import RawFile, UnreadableError
-from ..post_mortem.flight_dump import read_dump
+from ..post_mortem.flight_dump import Dump, read_dump
 from ..rank_sets import name_ranks
 from .jobs import Job, Member
 from .launchers import DUMP_FILES, DUMP_PIPE
@@ -79,7 +79,7 @@ def _fetch(job: Job, pipes: Sequence[tuple[Member, Path]]) -> Found:
             problem=f"{name_ranks(elsewhere)} {where}: have every rank write (echo 1 > "
             "its pipe), and give `rankscope diagnose` the dumps of all"
         )
-    waiting: dict[int, Callable[[], RawFile | None]] = {}
+    waiting: dict[int, Callable[[], Dump | None]] = {}
     for member, pipe in pipes:
         assert member.rank is not None
         # Before it is told to: what was there already is no answer.
@@ -95,22 +95,22 @@ def _fetch(job: Job, pipes: Sequence[tuple[Member, Path]]) -> Found:
             return Found(
                 problem=f"rank {member.rank} does not take the request: {error}"
             )
-    files: dict[int, RawFile] = {}
+    dumps: dict[int, Dump] = {}
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         for rank, look in list(waiting.items()):
-            file = look()
-            if file is not None:
-                files[rank] = file
+            dump = look()
+            if dump is not None:
+                dumps[rank] = dump
                 del waiting[rank]
         time.sleep(0.05)
     if waiting:
         late = f"{name_ranks(waiting)} wrote no dump in {PATIENCE:g} s"
         return Found(problem=late)
-    return found_in(files)
+    return found_in(dumps)
 
 
-def _written(member: Member) -> Callable[[], RawFile | None]:
+def _written(member: Member) -> Callable[[], Dump | None]:
     """Return what returns the dump that a rank writes from now on, once it is whole."""
     process = member.process
     named = [value for name in DUMP_FILES if (value := process.variables.get(name))]
@@ -120,7 +120,7 @@ def _written(member: Member) -> Callable[[], RawFile | None]:
     ]
     before = {path: _modified(path) for path in paths}
 
-    def look() -> RawFile | None:
+    def look() -> Dump | None:
         for path in paths:
             modified = _modified(path)
             if modified is None or modified == before[path]:
@@ -128,10 +128,9 @@ def _written(member: Member) -> Callable[[], RawFile | None]:
             try:
                 with path.open("rb") as opened:
                     file = RawFile(str(path), opened.read(LARGEST), modified)
-                read_dump(file)
+                return read_dump(file)
             except (OSError, UnreadableError, RecursionError):
                 return None  # it is being written
-            return file
         return None
 
     return look

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import psutil
 
 from ..observe.evidence import Group, RankEvidence
-from ..post_mortem.evidence_file import EvidenceFile, RawFile, UnreadableError
-from ..post_mortem.flight_dump import Dump, read_dump
+from ..post_mortem.evidence_file import EvidenceFile
+from ..post_mortem.flight_dump import Dump
 from ..post_mortem.flight_rank import condense
 from ..post_mortem.flight_recorder import evidence_of_dumps
 
@@ -58,19 +58,11 @@ class Reports:
         return found, EvidenceFile(self._name, self._kind, ranks, found.problem)
 
 
-def found_in(files: Mapping[int, RawFile]) -> Found:
-    """Return what the Flight Recorder dumps of ranks tell."""
-    if not files:
-        return Found(problem="no rank has answered it")
-    dumps, progress = {}, {}
-    try:
-        for rank, file in files.items():
-            dump = read_dump(file)
-            progress[rank] = _progress(dump)
-            dumps[rank] = condense(dump)
-    except (UnreadableError, RecursionError) as error:
-        return Found(problem=str(error))
-    recorded, groups, _ = evidence_of_dumps(dumps)
+def found_in(dumps: Mapping[int, Dump]) -> Found:
+    """Return what the Flight Recorder dumps of ranks tell; they lose their entries."""
+    progress = {rank: _progress(dump) for rank, dump in dumps.items()}
+    condensed = {rank: condense(dump) for rank, dump in dumps.items()}
+    recorded, groups, _ = evidence_of_dumps(condensed)
     return Found(recorded, groups, progress)
 
 

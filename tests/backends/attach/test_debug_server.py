@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rankscope.backends.attach.debug_server import ranks_in
-from rankscope.backends.attach.reports import Found, found_in
+from rankscope.backends.attach.debug_server import _read, ranks_in
 from rankscope.backends.observe.evidence import combine
 from rankscope.backends.observe.root_cause import find_root_causes
-from rankscope.backends.post_mortem.evidence_file import RawFile
 
 RANK = """
         <h2>Rank {rank}: http://node1:{port}/handler/fr_trace_json?</h2>
@@ -59,10 +57,6 @@ def page(*dumps: dict[str, Any]) -> str:
         for rank, one in enumerate(dumps)
     )
     return f"<h1>FlightRecorder</h1>{''.join(texts)}{FAILED}</section>"
-
-
-def _read(texts: dict[int, str]) -> Found:
-    return found_in({rank: RawFile("", one.encode()) for rank, one in texts.items()})
 
 
 def test_the_ranks_that_have_answered() -> None:
