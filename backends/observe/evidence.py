@@ -189,8 +189,9 @@ class GroupEvidence:
     #: Whether a collective that was issued and is not in flight has completed, unless
     #: its own state says that it has not. Not of torch's gloo: it may have failed.
     over_is_completed: bool = False
-    #: Whether a send that is over stays in flight until somebody waits for it: gloo's.
-    ends_when_waited: bool = False
+    #: Whether a send in flight has not been received yet. Not of gloo, whose sends stay
+    #: in flight until somebody waits for them.
+    ends_sends: bool = False
 
 
 @dataclass(frozen=True, slots=True)

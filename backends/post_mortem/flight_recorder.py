@@ -119,6 +119,7 @@ class _Job:
         overrun = _is_overrun(dump, progress)
         groups = {}
         for name, group in self.named[rank].items():
+            vague = dump.vague or self._is_vague(group)
             ops: Sequence[IssuedOp] = dump.ops.get(name, [])
             if overrun:
                 # Counters alone tell which collective is the first one in flight.
@@ -129,8 +130,8 @@ class _Job:
                 progress[name],
                 lists_all_in_flight=not overrun,
                 lists_all=dump.whole,
-                over_is_completed=not (dump.vague or self._is_vague(group)),
-                ends_when_waited=dump.gloo,
+                over_is_completed=not vague,
+                ends_sends=not (vague or dump.gloo),
             )
         return RankEvidence(
             rank,

@@ -114,9 +114,8 @@ class Pairs:
                 unknown=() if sure else (peer,),
                 unsure=not (known.lists_all and self.known[rank].lists_all),
             )
-        known = self.known[rank]
         received = op.op == "send" and other.state == "completed"
-        if received and (known.ends_when_waited or not known.over_is_completed):
+        if received and not self.known[rank].ends_sends:
             # Nobody may have waited for it: torch's gloo then never says that it is
             # over.
             return None
