@@ -18,7 +18,7 @@ from .evidence import (
     State,
     combine,
 )
-from .records import Record, position, sequence_number
+from .records import Record, position, sequence_number, tag_of
 from .verdicts import RankView
 
 __all__ = ["live_evidence"]
@@ -115,8 +115,6 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
     is_p2p = record["is_p2p"]
     number = sequence_number(record)
     peer = None if record["peer"] is None else ranks[record["peer"]]
-    # NCCL has no tags, it matches in order.
-    tagged = is_p2p and record["backend"] != "nccl"
     return IssuedOp(
         record["op"],
         number if is_p2p else sum(position(record)),
@@ -128,7 +126,7 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
         arrays=_arrays(record),
         root=None if is_p2p else peer,
         reduce_op=record.get("reduce_op"),
-        tag=record.get("tag") if tagged else None,
+        tag=tag_of(record) if is_p2p else None,
         line=_line(record),
         created_ns=record["time_created_ns"] or None,
         started_ns=record["time_started_ns"] or None,

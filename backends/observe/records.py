@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
-__all__ = ["Record", "backend_calls", "position", "sequence_number"]
+__all__ = ["Record", "backend_calls", "position", "sequence_number", "tag_of"]
 
 #: One op, as `rankscope.backends.observe.export.local_dump` returns it.
 Record = Mapping[str, Any]
@@ -15,6 +15,11 @@ Record = Mapping[str, Any]
 def sequence_number(record: Record) -> int:
     """Return the number of an op in its group: its collective or its p2p number."""
     return record["p2p_seq_id"] if record["is_p2p"] else record["collective_seq_id"]
+
+
+def tag_of(record: Record) -> int | None:
+    """Return the tag of a send or receive: NCCL has none, it matches in order."""
+    return None if record["backend"] == "nccl" else record.get("tag")
 
 
 def position(record: Record) -> tuple[int, int]:

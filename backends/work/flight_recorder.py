@@ -113,17 +113,20 @@ class OpEntry:
         """The user's line; ``None``: not known."""
         return self.frames[0] if self.frames else None
 
+    @property
+    def message_tag(self) -> int | None:
+        """The tag of a send or receive: NCCL has none, it matches in order."""
+        return self.tag if self.op_type.is_p2p and self.backend != "nccl" else None
+
     def brief(self) -> dict[str, Any]:
         """Number, op, the other side and source line: what a status table shows."""
         source = "" if self.frame is None else recorder.name_source(self.frame)
-        # NCCL has no tags, it matches in order.
-        tagged = self.op_type.is_p2p and self.backend != "nccl"
         return {
             "seq": self.seq,
             "op": self.op_type.value,
             "source": source,
             "peer": self.peer,
-            "tag": self.tag if tagged else None,
+            "tag": self.message_tag,
         }
 
     def traffic(self) -> dict[str, Any]:
@@ -394,8 +397,7 @@ class GroupCounters:
         with the tag. 0: one from any rank was issued before, which may take it.
         """
         sends = record.op_type is OpType.SEND
-        # NCCL has no tags, it matches in order.
-        tag = None if record.backend == "nccl" else record.tag
+        tag = record.message_tag
         key = sends, record.peer, tag
         self.messages[key] = count = self.messages.get(key, 0) + by
         return count if sends or not self.messages.get((False, None, tag)) else 0

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from rankscope.backends.observe.records import Record, sequence_number
+from rankscope.backends.observe.records import Record, sequence_number, tag_of
 
-__all__ = ["op_text", "pair", "tag_of"]
+__all__ = ["op_text", "pair"]
 
 T = TypeVar("T")
 
@@ -34,11 +34,6 @@ def op_text(op: str, others: Sequence[int], tag: int | None) -> str:
     if tag is not None:
         parts.append(f"tag {tag}")
     return " ".join(parts)
-
-
-def tag_of(record: Record) -> int | None:
-    """Return the tag of a send or receive: NCCL has none, it matches in order."""
-    return None if record["backend"] == "nccl" else record.get("tag")
 
 
 def pair(

@@ -15,12 +15,13 @@ from rankscope.backends.observe.records import (
     Record,
     backend_calls,
     sequence_number,
+    tag_of,
 )
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.work.op_type import payload
 
 from ..units import bytes_text, duration_text
-from .messages import op_text, pair, tag_of
+from .messages import op_text, pair
 from .rows import text
 
 __all__ = ["timeline"]
