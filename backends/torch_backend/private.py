@@ -6,7 +6,7 @@ without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,7 @@ from torch._C import _distributed_c10d as c10d
 __all__ = [
     "DistributedDataParallel",
     "c10d",
-    "default_group",
     "disable_dynamo",
-    "global_ranks",
     "graph_task",
     "groups_name",
     "in_backward",
@@ -105,17 +103,6 @@ def register_backend(name: str, creator: Callable[..., Any]) -> None:
 def registered_groups() -> Iterator[c10d.ProcessGroup]:
     """Return the groups of this process, the default one first."""
     return iter(list(c10d_module._world.pg_map))
-
-
-def default_group() -> c10d.ProcessGroup | None:
-    """Return the default group; ``None`` where there is none."""
-    return c10d_module._world.default_pg
-
-
-def global_ranks(group: c10d.ProcessGroup) -> list[int]:
-    """Return the global ranks of `group`, as torch numbers them."""
-    places: Mapping[int, int] = c10d_module._world.pg_group_ranks[group]
-    return sorted(places, key=places.__getitem__)
 
 
 def renumber(group: c10d.ProcessGroup, ranks: Sequence[int]) -> None:

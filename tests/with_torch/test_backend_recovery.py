@@ -51,15 +51,20 @@ def three() -> Iterator[Ranks]:
         yield ranks
 
 
+def abort_amid(ranks: Ranks, call: str, reason: str) -> None:
+    """Have rank 2 abort while ranks 0 and 1 are in `call`; they keep its ``error``."""
+    waiting = f"error = raised(lambda: {call})\n"
+    ranks.start({0: waiting, 1: waiting})
+    for rank in (0, 1):
+        ranks.wait_until(rank, "bool(dist.group.WORLD.group.status.in_flight)")
+    ranks.run({2: f"rankscope.torch.abort(reason={reason!r})"})
+    assert ranks.finish([0, 1]) == {}
+
+
 def test_an_abort_in_backward_raises_its_reason_and_the_model_trains_on(
     three: Ranks,
 ) -> None:
-    waiting = "error = raised(lambda: train(1))\n"
-    three.start({0: waiting, 1: waiting})
-    for rank in (0, 1):
-        three.wait_until(rank, "bool(dist.group.WORLD.group.status.in_flight)")
-    three.run({2: "rankscope.torch.abort(reason='the loss is NaN')"})
-    assert three.finish([0, 1]) == {}
+    abort_amid(three, "train(1)", "the loss is NaN")
     three.run(
         {
             rank: "assert type(error).__name__ == 'DistAbortedError', error\n"
@@ -103,12 +108,7 @@ def test_an_abort_ends_the_first_pass_of_a_static_graph(
         "    static.register_comm_hook(\n"
         "        None, training.default_hooks.fp16_compress_hook)"
     )
-    waiting = "error = raised(lambda: static(training.own(0)).sum().backward())\n"
-    three.start({0: waiting, 1: waiting})
-    for rank in (0, 1):
-        three.wait_until(rank, "bool(dist.group.WORLD.group.status.in_flight)")
-    three.run({2: "rankscope.torch.abort(reason='too early')"})
-    assert three.finish([0, 1]) == {}
+    abort_amid(three, "static(training.own(0)).sum().backward()", "too early")
     three.run({0: "assert 'too early' in str(error), error"})
     three.run(
         "rankscope.torch.rebuild()\n"
