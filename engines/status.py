@@ -247,12 +247,24 @@ class ClusterStatus:
         )
 
 
-def no_hang(status: ClusterStatus, unlike: Sequence[Verdict] = ()) -> str:
+def no_hang(
+    status: ClusterStatus,
+    unlike: Sequence[Verdict] = (),
+    failed: Mapping[GroupKey, str] | None = None,
+) -> str:
     """Return what a diagnosis without a verdict says, of aborted groups too.
 
-    `unlike` are completed ops whose dtype or reduction differed between ranks.
+    `unlike` are completed ops whose dtype or reduction differed between ranks, `failed`
+    names the last ops of groups that are not aborted and whose ops failed.
     """
     said, names = "nothing hangs: no op is stuck, every rank answers", status.aborted
+    remedy = "%dist_rebuild, or rankscope rebuild,"
+    if "rebuild" in status.refused:
+        remedy = ""
+    for key, ops in (failed or {}).items():
+        if key.name not in names:
+            said += f"; the last op of {name_groups(key.name)} failed: {ops}"
+            said += f" (if others fail, {remedy} makes it usable)" if remedy else ""
     if unlike:
         texts = [str(one) for one in unlike[:MOST]]
         if len(unlike) > MOST:
@@ -262,6 +274,4 @@ def no_hang(status: ClusterStatus, unlike: Sequence[Verdict] = ()) -> str:
         return said
     verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
     said += f"; {name_groups(names)} {verb} aborted"
-    if "rebuild" in status.refused:
-        return said
-    return f"{said}: %dist_rebuild, or rankscope rebuild, makes {them} usable"
+    return f"{said}: {remedy} makes {them} usable" if remedy else said

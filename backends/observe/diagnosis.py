@@ -13,8 +13,10 @@ from dataclasses import replace
 from ..groups.inquiry import ANSWER_WAIT, Answers, Explanation
 from ..groups.key import GroupKey
 from ..groups.spec import GroupSpec
+from ..rank_sets import name_ranks
 from .evidence import Evidence
 from .live_evidence import live_evidence
+from .records import Record, sequence_number
 from .root_cause import find_completed_differences, find_root_causes
 from .root_cause.facts import deaths, exceptions, silences
 from .verdicts import Fault, RankView, Verdict, in_one
@@ -23,6 +25,7 @@ __all__ = [
     "completed_unlike",
     "diagnose",
     "explain",
+    "failed_last",
 ]
 
 
@@ -78,6 +81,38 @@ def completed_unlike(
     the records of a rank is not known.
     """
     return find_completed_differences(live_evidence(groups, views))
+
+
+def failed_last(
+    groups: Mapping[GroupKey, int], views: Mapping[int, RankView]
+) -> dict[GroupKey, str]:
+    """Return the ops that failed and are the last ones of a rank, by group, as text.
+
+    ``rank 0 in all_reduce #4 (train.py:7), rank 1 in barrier #4 (train.py:9)``
+    """
+    places = {(key.id, number): key for key, number in groups.items()}
+    found: dict[GroupKey, dict[str, list[int]]] = {}
+    for rank, view in sorted(views.items()):
+        last: dict[GroupKey, Record] = {}
+        for record in sorted(view.records, key=lambda one: one["time_created_ns"]):
+            key = places.get((record["group_id"], record["generation"]))
+            if key is not None:
+                last[key] = record
+        for key, record in last.items():
+            if record["state"] in ("failed", "timed_out"):
+                ops = found.setdefault(key, {})
+                ops.setdefault(_with_line(record), []).append(rank)
+    return {
+        key: ", ".join(f"{name_ranks(ranks)} in {op}" for op, ranks in ops.items())
+        for key, ops in found.items()
+    }
+
+
+def _with_line(record: Record) -> str:
+    line = record["frame"]["source"]
+    number = sequence_number(record)
+    counted = f"{record['op']} #{number}" if number else record["op"]
+    return f"{counted} ({line})" if line else counted
 
 
 def _stalls(evidence: Evidence, stall: float) -> bool:

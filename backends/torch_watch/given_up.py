@@ -97,7 +97,8 @@ def tell_given_up(given_up: list[GivenUp], call: Call) -> str:
     if late < _LATE:
         return text
     if call.seq and _name(call) == first.op and names().default.rank() not in ranks:
-        return f"{text}: they waited for this rank, which came {late:.0f} s later"
+        they = "it" if len(ranks) == 1 else "they"
+        return f"{text}: {they} waited for this rank, which came {late:.0f} s later"
     return f"{text}, {late:.0f} s before this rank came to {_name(call)}"
 
 

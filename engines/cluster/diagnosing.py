@@ -10,7 +10,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import completed_unlike, diagnose
+from rankscope.backends.observe.diagnosis import (
+    completed_unlike,
+    diagnose,
+    failed_last,
+)
 from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import (
     ConfirmTwice,
@@ -36,11 +40,11 @@ __all__ = [
     "as_reason",
     "by_cause",
     "causes_by_group",
-    "completed_unlike_of",
     "diagnose_confirmed",
     "diagnose_once",
     "explain",
     "library_call",
+    "past_faults",
 ]
 
 #: Seconds in flight after which an op counts as stalled.
@@ -172,17 +176,21 @@ def diagnose_confirmed(
     return second.confirm(diagnose_once(cluster, stall, report_wait=REPORT_WAIT))
 
 
-def completed_unlike_of(cluster: Diagnosable) -> list[Verdict]:
-    """Return what differed in completed ops; see `completed_unlike`."""
+def past_faults(cluster: Diagnosable) -> tuple[list[Verdict], dict[GroupKey, str]]:
+    """Return what differed in completed ops, and the last ops that failed, by group.
+
+    See `completed_unlike` and `failed_last`.
+    """
     status = cluster.glance()
     ranks = [one.rank for one in status.ranks if one.alive and not _silent(one)]
     if not ranks:
-        return []
+        return [], {}
     dumps = cluster.flight_records(ranks, last=RECORDS).dumps
     views = {
         rank: RankView(rank, records=dump["records"]) for rank, dump in dumps.items()
     }
-    return completed_unlike(_groups(status), views)
+    groups = _groups(status)
+    return completed_unlike(groups, views), failed_last(groups, views)
 
 
 def explain(

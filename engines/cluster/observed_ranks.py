@@ -365,11 +365,12 @@ class ObservedRanks:
     def no_hang(self) -> str:
         """Return what a diagnosis without a verdict says.
 
-        That nothing hangs, which groups are aborted, and of which completed ops the
-        dtype or the reduction differed between ranks: their results are wrong.
+        That nothing hangs, which groups are aborted, which ops failed last, and of
+        which completed ops the dtype or the reduction differed between ranks: their
+        results are wrong.
         """
         self._check_open()
-        return no_hang(self.status(), diagnosing.completed_unlike_of(self))
+        return no_hang(self.status(), *diagnosing.past_faults(self))
 
     def explain(self) -> list[Verdict]:
         """Return why ops hang, after one diagnosis: for the error that ends them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from rankscope.backends import OpType, ReduceOp, Work
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import completed_unlike, diagnose
+from rankscope.backends.observe.diagnosis import completed_unlike, diagnose, failed_last
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 
@@ -802,6 +803,38 @@ def test_dtypes_of_completed_ops_that_differed_are_told() -> None:
         "rank 1 issued broadcast #2 (cell 7 line 2) with dtype int32, "
         "ranks 0 and 2 with dtype float32"
     )
+
+
+def test_the_last_op_of_a_rank_is_told_if_it_failed() -> None:
+    ranks = [Simulated(rank, 3) for rank in range(3)]
+    group = everybody(3)
+    for one in ranks:
+        one.issue(OpType.ALL_REDUCE, 1, done=True)
+        op = OpType.BROADCAST if one.rank == 1 else OpType.ALL_REDUCE
+        one.issue(op, 2, peer=0 if one.rank == 1 else None, done=True)
+    views = {one.rank: one.view() for one in ranks}
+    assert failed_last({group: 0}, views) == {}
+    views = {rank: with_states(view, "failed") for rank, view in views.items()}
+    assert failed_last({group: 0}, views) == {
+        group: (
+            "ranks 0, 2 in all_reduce #2 (cell 7 line 2), "
+            "rank 1 in broadcast #2 (cell 7 line 2)"
+        )
+    }
+    assert failed_last({group: 1}, views) == {}
+    # What came after it has gone well.
+    views = {
+        rank: with_states(view, "completed", "failed") for rank, view in views.items()
+    }
+    assert failed_last({group: 0}, views) == {}
+
+
+def with_states(view: RankView, *states: str) -> RankView:
+    """Return `view` with the `states` of its last records, the last one first."""
+    records = [dict(one) for one in view.records]
+    for record, state in zip(reversed(records), states, strict=False):
+        record["state"] = state
+    return replace(view, records=records)
 
 
 def test_ops_that_are_gone_on_a_rank_tell_nothing() -> None:
