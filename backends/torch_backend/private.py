@@ -12,6 +12,10 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d_module
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    mixed_precision_hooks,
+    optimizer_overlap_hooks,
+)
 
 __all__ = [
     "DistributedDataParallel",
@@ -19,6 +23,7 @@ __all__ = [
     "disable_dynamo",
     "graph_task",
     "groups_name",
+    "hooks_with_streams",
     "in_backward",
     "is_profiling",
     "missing",
@@ -26,8 +31,12 @@ __all__ = [
     "register_backend",
     "registered_groups",
     "renumber",
+    "replace",
     "reset_reducer",
+    "restore_precision",
+    "run_allreduce_hook",
     "store_host",
+    "upcast_hook",
 ]
 
 #: A sentence for each name that this torch lacks.
@@ -73,6 +82,31 @@ is_profiling: Callable[[], bool] = _probe(
 disable_dynamo: Callable[[Any], Any] = _probe(
     torch, "_disable_dynamo", "compiled functions may fail at an op"
 ) or (lambda function: function)
+
+#: The hook of DDP's mixed precision that reduces a bucket, as its owner and name.
+upcast_hook = mixed_precision_hooks, "_reducer_allreduce_and_upcast_hook"
+#: What that hook, and the one of an optimizer in the backward pass, wait for in C++.
+run_allreduce_hook = c10d.Reducer, "_run_allreduce_hook"
+#: The functions of DDP with events and streams, which torch lacks on CPUs.
+hooks_with_streams = (
+    (DistributedDataParallel, "_root_copy_hook"),
+    (DistributedDataParallel, "_module_wait_for_copy_hook"),
+    upcast_hook,
+    (optimizer_overlap_hooks, "_apply_optim_in_backward_hook"),
+)
+for _owner, _name in (run_allreduce_hook, *hooks_with_streams):
+    _probe(
+        _owner,
+        _name,
+        "DDP's mixed precision, or optimizers in the backward pass, do not work",
+    )
+
+
+def replace(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Have `owner` use ``change(function)`` for its function `name`, if it has one."""
+    function = getattr(owner, name, None)
+    if function is not None:
+        setattr(owner, name, change(function))
 
 
 def graph_task() -> int:
@@ -134,6 +168,27 @@ def reset_reducer(model: Any) -> None:
     model._ddp_init_helper(parameters, expect_sparse, names, True)
     for hook, state in hooks:
         model.register_comm_hook(state, hook)
+    if model.mixed_precision is not None:
+        model.reducer._set_mixed_precision_param_dtype(
+            model.mixed_precision.param_dtype
+        )
+
+
+def restore_precision(model: Any) -> None:
+    """Have a DDP model with mixed precision be as between two backward passes.
+
+    After one that failed, parameters have less precision, and hooks are left.
+    """
+    if model.mixed_precision is None:
+        return
+    for parameter in model.module.parameters():
+        if hasattr(parameter, "_fp_param"):
+            parameter.data = parameter._fp_param
+        if hasattr(parameter, "_ddp_mp_hook_state"):
+            parameter._ddp_mp_hook_state[1].remove()
+            del parameter._ddp_mp_hook_state
+    for _, state in model._comm_hooks:
+        state.wait_for_stream_enqueued = False
 
 
 def store_host(store: Any) -> str:

@@ -13,7 +13,7 @@ from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
 from ..groups.subgroups import SHRINK_ABORT, shrink_group
 from ..rank_sets import name_ranks
-from . import meeting, private
+from . import hooks_on_cpu, meeting, private
 from .shell import ProcessGroupRankscope
 
 __all__ = ["rebuild", "rejoin", "shrink"]
@@ -102,6 +102,7 @@ def rejoin(
             "rejoin: the state of a ZeroRedundancyOptimizer is sharded over the ranks, "
             "so no rank has what another one lost; load a checkpoint"
         )
+    hooks_on_cpu.end_failed_passes(model)
     done = _steps(optimizer) if step is None else step
     counts: list[Any] = [None] * group.size()
     td.all_gather_object(counts, done, group=group)

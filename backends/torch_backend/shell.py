@@ -16,7 +16,7 @@ import torch
 from ..groups.api import destroy_process_group
 from ..groups.process_group import ProcessGroup
 from ..groups.world import world
-from . import meeting
+from . import hooks_on_cpu, meeting
 from .ops import Ops
 from .options import Options
 from .private import c10d, groups_name
@@ -51,6 +51,7 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         self._owns_world = False
         # What makes the Rankscope group, until it is there.
         self._unmade: tuple[float, Options] | None
+        hooks_on_cpu.install()
         if not ranks:
             self.group, self._owns_world = meeting.make_default_group(
                 store, rank, size, timeout.total_seconds(), options

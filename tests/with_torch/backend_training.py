@@ -17,14 +17,20 @@ import torch.distributed.checkpoint as checkpoints
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import (
+    ZeroRedundancyOptimizer,
+    _apply_optimizer_in_backward,
+)
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
+
+from rankscope.backends.work.flight_recorder import recorder
 
 STEPS = 6
 #: Small buckets, so that a pass has several.
@@ -85,9 +91,13 @@ def alone(steps: int = STEPS) -> dict[str, torch.Tensor]:
     return {name: one.detach() for name, one in model.named_parameters()}
 
 
-def difference(model: torch.nn.Module, steps: int = STEPS) -> float:
-    """Return how far the parameters are from those of `alone`."""
-    expected = alone(steps)
+def difference(
+    model: torch.nn.Module,
+    steps: int = STEPS,
+    expected: dict[str, torch.Tensor] | None = None,
+) -> float:
+    """Return how far the parameters are from those of `alone`, or from `expected`."""
+    expected = expected or alone(steps)
     return max(
         (full(one.detach()) - expected[name]).abs().max().item()
         for name, one in model.named_parameters()
@@ -203,6 +213,73 @@ def sparse_gradients() -> float:
     return (found - one.weight.grad).abs().max().item()
 
 
+def halved(reduced: torch.dtype = torch.float16, **more: Any) -> Any:
+    """Return a DistributedDataParallel that computes with 16 bits."""
+    precision = _MixedPrecision(
+        param_dtype=torch.float16, reduce_dtype=reduced, buffer_dtype=torch.float16
+    )
+    return DistributedDataParallel(
+        Net(), bucket_cap_mb=BUCKET_MB, mixed_precision=precision, **more
+    )
+
+
+def halved_alone(reduced: torch.dtype, steps: int = STEPS) -> dict[str, torch.Tensor]:
+    """Return the parameters after the training of `halved` in one process."""
+    model, half, size = Net(), Net().half(), dist.get_world_size()
+    optimizer = adam(model)
+    pairs = list(zip(model.parameters(), half.parameters(), strict=True))
+    for step in range(steps):
+        sums = [torch.zeros_like(one, dtype=reduced) for one in half.parameters()]
+        for rank in range(size):
+            for whole, one in pairs:
+                one.data.copy_(whole.data)
+                one.grad = None
+            half(batch(step)[rank::size].half()).pow(2).mean().backward()
+            for total, (_, one) in zip(sums, pairs, strict=True):
+                assert one.grad is not None
+                total += one.grad
+        for total, (whole, _) in zip(sums, pairs, strict=True):
+            whole.grad = (total / size).float()
+        optimizer.step()
+    return {name: one.detach() for name, one in model.named_parameters()}
+
+
+def mixed_precision(reduced: torch.dtype = torch.float16, **more: Any) -> float:
+    model = halved(reduced, **more)
+    optimizer = adam(model)
+    for step in range(STEPS):
+        do_step(model, optimizer, own(step))
+    return difference(model.module, expected=halved_alone(reduced))
+
+
+def optimizer_in_backward(**more: Any) -> float:
+    net = Net()
+    _apply_optimizer_in_backward(torch.optim.Adam, net.parameters(), {"lr": 0.01})
+    model = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB, **more)
+    for step in range(STEPS):
+        model(own(step)).pow(2).mean().backward()
+    assert all(one.grad is None for one in net.parameters())
+    return difference(net)
+
+
+def second_ddp() -> float:
+    """Train a module in a DistributedDataParallel, then in another one."""
+    net = Net()
+    optimizer, numbers = adam(net), []
+    first = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB)
+    model = first
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            first(own(0))  # it expects gradients now
+            first._remove_autograd_hooks()
+            model = DistributedDataParallel(net, bucket_cap_mb=BUCKET_MB)
+        before = recorder.count
+        do_step(model, optimizer, own(step))
+        numbers.append(recorder.count - before)
+    assert numbers[: STEPS // 2] == numbers[STEPS // 2 :], numbers
+    return difference(net)
+
+
 #: Each training, and how far it may be from one process: hooks that compress lose bits.
 TRAININGS: dict[str, tuple[Callable[[], float], float]] = {
     "ddp": (ddp, 1e-5),
@@ -225,4 +302,20 @@ TRAININGS: dict[str, tuple[Callable[[], float], float]] = {
     "tensor_parallel": (tensor_parallel, 1e-5),
     "saved_and_loaded": (saved_and_loaded, 1e-5),
     "sparse_gradients": (sparse_gradients, 1e-6),
+    "mixed_precision": (mixed_precision, 1e-3),
+    "mixed_precision_reduced_with_32_bits": (
+        lambda: mixed_precision(torch.float32),
+        1e-5,
+    ),
+    "mixed_precision_static_graph": (lambda: mixed_precision(static_graph=True), 1e-3),
+    "mixed_precision_bucket_view": (
+        lambda: mixed_precision(gradient_as_bucket_view=True),
+        1e-3,
+    ),
+    "optimizer_in_backward": (optimizer_in_backward, 1e-5),
+    "optimizer_in_backward_bucket_view": (
+        lambda: optimizer_in_backward(gradient_as_bucket_view=True),
+        1e-5,
+    ),
+    "second_ddp_after_the_removal_of_autograd_hooks": (second_ddp, 1e-5),
 }

@@ -119,6 +119,60 @@ def test_an_abort_ends_the_first_pass_of_a_static_graph(
     )
 
 
+def test_a_model_of_mixed_precision_trains_on_after_an_abort(three: Ranks) -> None:
+    three.run(
+        "half = training.halved(torch.float32)\n"
+        "half_optimizer = training.adam(half)\n"
+        "def half_steps(*steps):\n"
+        "    for step in steps:\n"
+        "        training.do_step(half, half_optimizer, training.own(step))\n"
+        "half_steps(0, 1)"
+    )
+    abort_amid(three, "half_steps(2)", "half of it")
+    three.run(
+        {
+            rank: "assert type(error).__name__ == 'DistAbortedError', error\n"
+            "assert error.reason == 'half of it'"
+            for rank in (0, 1)
+        }
+    )
+    three.run(
+        "rankscope.torch.rebuild()\n"
+        "assert rankscope.torch.rejoin(half, half_optimizer) == 2\n"
+        "half_steps(2, 3)\n"
+        "expected = training.halved_alone(torch.float32, 4)\n"
+        "found = training.difference(half.module, expected=expected)\n"
+        "assert found <= 1e-5, found"
+    )
+
+
+def test_optimizers_in_an_aborted_backward_have_no_rejoin_but_another_ddp(
+    three: Ranks,
+) -> None:
+    three.run(
+        "net = training.Net()\n"
+        "training._apply_optimizer_in_backward(\n"
+        "    torch.optim.SGD, net.parameters(), {'lr': 0.01})\n"
+        "stepping = training.DistributedDataParallel(net, bucket_cap_mb=0.01)"
+    )
+    abort_amid(three, "stepping(training.own(0)).sum().backward()", "amid a step")
+    three.run({0: "assert error.reason == 'amid a step', error"})
+    three.run(
+        "rankscope.torch.rebuild()\n"
+        "error = raised(lambda: rankscope.torch.rejoin(stepping))\n"
+        "assert 'has done a part of its step' in str(error), error\n"
+        "net.zero_grad()\n"
+        "stepping._remove_autograd_hooks()\n"
+        "net.load_state_dict(training.Net().state_dict())\n"
+        "stepping = training.DistributedDataParallel(net, bucket_cap_mb=0.01)\n"
+        "stepping(training.own(0)).pow(2).mean().backward()\n"
+        "alone = training.Net()\n"
+        "alone(training.batch(0)).pow(2).mean().backward()\n"
+        "for one, other in zip(net.parameters(), alone.parameters(), strict=True):\n"
+        "    assert torch.allclose(one, other - 0.01 * other.grad, atol=1e-6)"
+    )
+
+
 def test_many_aborts_leave_the_ranks_equal_and_nothing_behind(three: Ranks) -> None:
     """Among them aborts in the first two steps, before DDP has its final buckets."""
     three.run(
