@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines.wire.torch_environment import TorchOptions
 
 from .language.commands import DIST_INIT
 from .language.options import Command, Values
@@ -65,10 +66,12 @@ def check_init(values: Values) -> None:
         )
     if values["n"] is not None and values["connection_file"] is not None:
         DIST_INIT.fail("-n starts ranks, --connection-file attaches: give one of them")
-    if values["torch"] and values["backend"]:
+    torch = TorchOptions.parse(values["torch"] or False)
+    if torch is not None and values["backend"] and not torch.over_rankscope:
         DIST_INIT.fail(
             "--backend is for Rankscope's default group, which --torch leaves out; for "
-            f"torch's group: --torch {values['backend']}"
+            f"torch's group: --torch {values['backend']}, or --torch rankscope for "
+            "torch's ops over Rankscope's group"
         )
     if values["n"] is None:
         for name in ("engines", "keep", "devices", "share_gpu", "force"):

@@ -46,7 +46,7 @@ _SEPARATORS = {"ranks": ",-", "gpus": ",-", "backend": ",:", "backend_name": ","
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8")
 
 #: The backends of torch's default group that are offered; others may be typed.
-TORCH_BACKENDS = ("cpu:gloo,cuda:nccl", "gloo", "nccl")
+TORCH_BACKENDS = ("cpu:gloo,cuda:nccl", "gloo", "nccl", "rankscope")
 
 #: The folder of device files.
 DEV = Path("/dev")

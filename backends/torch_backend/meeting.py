@@ -67,8 +67,8 @@ def make_default_group(
 ) -> tuple[ProcessGroup, bool]:
     """Return Rankscope's group for torch's default group, and whether it is new.
 
-    `store` is torch's. In a notebook, where Rankscope's default group is there, the
-    group has its ranks and its transport.
+    `store` is torch's. In a notebook Rankscope's default group is there: it is the
+    group, unless the timeout or the transport is another.
 
     Raises `DistBackendError` where the ranks of the two libraries differ.
     """
@@ -81,6 +81,8 @@ def make_default_group(
             f"Rankscope's default group rank {default.rank()} of {default.size()}; "
             "expected the same numbers: call rankscope.destroy_process_group() first"
         )
+    if options.transport is None and timeout == default.timeout:
+        return default, False
     made = new_group(default.ranks, timeout, options.transport, group_desc="torch")
     assert isinstance(made, ProcessGroup)
     return made, False

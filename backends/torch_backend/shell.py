@@ -162,14 +162,17 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         self.group.abort("abort() of torch's process group")
 
     def shutdown(self) -> None:
-        """Free the Rankscope group; that of the default group ends them all."""
+        """Free the Rankscope group; that of the default group ends them all.
+
+        The default group of a notebook stays: it was there before.
+        """
         group = self.group
         if group.key not in {one.key for one in world.groups()}:
             return
         if self._owns_world:
             meeting.note_default_ranks([])
             destroy_process_group()
-        else:
+        elif group is not world.default:
             destroy_process_group(group)
 
     # -- what torch's groups lack ------------------------------------------------------

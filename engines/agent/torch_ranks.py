@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
+from rankscope.backends.groups.world import world
 from rankscope.backends.torch_watch.stores import host_store, join_store
 
 from ..wire.requests import TorchAnswer
@@ -79,9 +81,16 @@ def load(host: str | None) -> str:
 def init_group(
     backend: str, timeout: float | None, host: str, port: int, rank: int, size: int
 ) -> None:
-    """Make torch's default group over the store at `host` and `port`."""
+    """Make torch's default group over the store at `host` and `port`.
+
+    Where its backend is Rankscope, the rank's default group of Rankscope is there, and
+    says the timeout.
+    """
     import torch.distributed as dist
 
+    if world.default is not None:
+        import_module("rankscope.torch")  # registers the backend
+        timeout = world.default.timeout
     global _hosted
     store, _hosted = _hosted or join_store(host, port, STORE_TIMEOUT), None
     dist.init_process_group(

@@ -67,11 +67,12 @@ def check_folder() -> None:
 
 def torch_options(torch: bool | str, backend: str | None) -> TorchOptions | None:
     options = TorchOptions.parse(torch)
-    if options is not None and backend:
+    if options is not None and backend and not options.over_rankscope:
         raise ValueError(
             f"backend={backend!r} is for Rankscope's default group, which is not made "
             "on ranks of torch: name the backend of torch's group, as in "
-            f"--torch {backend} (torch={backend!r})"
+            f"--torch {backend} (torch={backend!r}), or have Rankscope's group do "
+            "torch's ops: --torch rankscope (torch='rankscope')"
         )
     return options
 

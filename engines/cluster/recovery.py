@@ -88,11 +88,12 @@ def _assign_fresh(
     ranks = range(len(hellos))
     _assign_ranks(registry, ranks)
     _open_store(registry)
-    if registry.torch is None:
+    if registry.torch is None or registry.torch.over_rankscope:
         report("making the default group")
         _new_groups(registry)
-    else:
-        torch_start.start(registry, ranks, deadline, report)
+    if registry.torch is not None:
+        answers = torch_start.load(registry, ranks, deadline, report)
+        torch_start.init_group(registry, answers, deadline, report)
 
 
 def find_or_assign(
@@ -144,9 +145,12 @@ def reassign(
         registry.assign(rank, number, hellos[number])
     _assign_ranks(registry, ranks)
     _join_store(registry, ranks)
+    loaded = {}
     if registry.torch is not None:
-        torch_start.start(registry, ranks, deadline, report)
+        loaded = torch_start.load(registry, ranks, deadline, report)
     _resume_groups(registry, ranks, exported, why)
+    if loaded:
+        torch_start.init_group(registry, loaded, deadline, report)
     registry.start_status(ranks)
 
 
@@ -347,10 +351,10 @@ def _resume_groups(
     """Make the groups of the other ranks on fresh `ranks`, aborted as on the others.
 
     `exported` are the groups of the ranks that lived on; ``None``: there is none, and
-    the default group is made anew, unless it is torch's.
+    the default group is made anew, unless it is torch's alone.
     """
     if exported is None:
-        if registry.torch is None:
+        if registry.torch is None or registry.torch.over_rankscope:
             registry.ask(InitGroup(registry.backend, registry.timeout), ranks).all()
         return
     if not _import_groups(registry, ranks, exported):

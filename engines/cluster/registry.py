@@ -69,6 +69,9 @@ class EngineRegistry(RankRegistry):
         self.gpus = Gpus()
         #: How the ranks use torch; ``None``: cells begin without it.
         self.torch: TorchOptions | None = None
+        #: The rank that hosts the store of torch's default group, and its port, if this
+        #: process has started it.
+        self.torch_store: tuple[int, int] | None = None
         #: Advice about GPUs and backends of the ranks, one line each.
         self.advice: list[str] = []
         self._by_uuid: dict[str, RankSlot] = {}

@@ -19,7 +19,7 @@ from ..wire.requests import TorchAnswer
 from .rank_slots import note_gpus
 from .registry import EngineRegistry
 
-__all__ = ["INSTALL", "start"]
+__all__ = ["INSTALL", "init_group", "load"]
 
 #: The remedy where torch is missing.
 INSTALL = pip_install("torch")
@@ -29,27 +29,20 @@ _POLL = 0.2
 Progress = Callable[[str], None]
 
 
-def start(
+def load(
     registry: EngineRegistry,
     ranks: Sequence[int],
     deadline: float,
     report: Progress,
-) -> None:
-    """Have the main threads of `ranks` import torch, and make its default group.
+) -> dict[int, TorchAnswer]:
+    """Have the main threads of `ranks` import torch; return what they answer.
 
-    The group is made where `ranks` are all ranks; fresh ranks among others get theirs
-    when the groups are rebuilt.
-
-    Raises `ClusterStartError` where torch is missing, or a rank is dead, or the group
-    is not there before `deadline`; the error of the first rank that failed is part of
-    the message.
+    Raises `ClusterStartError` where torch is missing, or a rank is dead, or silent
+    until `deadline`; the error of the first rank that failed is part of the message.
     """
-    options = registry.torch
-    assert options is not None
     report("importing torch")
-    everyone = len(ranks) == len(registry.slots)
-    host = registry.address_of(0)
-    hosting = ranks[0] if everyone else None
+    hosting = _store_host(registry, ranks)
+    host = None if hosting is None else registry.address_of(hosting)
     answers: dict[int, TorchAnswer] = {
         rank: json.loads(value)
         for rank, value in _evaluate(
@@ -63,20 +56,54 @@ def start(
     _check(answers)
     advice = note_gpus(registry.slots, answers)
     registry.advice += [line for line in advice if line not in registry.advice]
-    if not everyone:
+    if hosting is not None:
+        registry.torch_store = hosting, answers[hosting]["port"]
+    return answers
+
+
+def init_group(
+    registry: EngineRegistry,
+    answers: Mapping[int, TorchAnswer],
+    deadline: float,
+    report: Progress,
+) -> None:
+    """Make torch's default group on the ranks that gave `answers` to `load`.
+
+    Where they are fresh ranks among others, it is left to the rebuild of the groups,
+    unless a group of Rankscope does its ops: that group they have.
+
+    Raises `ClusterStartError` as `load` does.
+    """
+    options = registry.torch
+    assert options is not None
+    size = len(registry.slots)
+    if len(answers) < size and not options.over_rankscope:
         return
     report("making torch's default group")
+    assert registry.torch_store is not None
+    hosting, port = registry.torch_store
+    host = registry.address_of(hosting)
     with_gpus = all(answer["gpus"] for answer in answers.values())
     backend = options.backend or ("cpu:gloo,cuda:nccl" if with_gpus else "gloo")
-    port = answers[ranks[0]]["port"]
-    size = len(registry.slots)
     _evaluate(
         registry,
         "init_group",
-        {rank: (backend, registry.timeout, host, port, rank, size) for rank in ranks},
+        {rank: (backend, registry.timeout, host, port, rank, size) for rank in answers},
         f"making torch's default group ({backend})",
         deadline,
     )
+
+
+def _store_host(registry: EngineRegistry, ranks: Sequence[int]) -> int | None:
+    """Return which of `ranks` has to open a store for torch; ``None``: none of them."""
+    if len(ranks) == len(registry.slots):
+        return ranks[0]
+    assert registry.torch is not None
+    if not registry.torch.over_rankscope:
+        return None
+    # The host is fresh, or another notebook knows it.
+    known = registry.torch_store
+    return ranks[0] if known is None or known[0] in ranks else None
 
 
 def _check(answers: Mapping[int, TorchAnswer]) -> None:

@@ -10,7 +10,7 @@ __all__ = ["TorchOptions", "torchrun_variables"]
 
 _BACKEND = re.compile(r"[a-z][a-z0-9_]*")
 _GRAMMAR = (
-    "expected a backend of torch ('gloo', 'nccl') or device:backend pairs "
+    "expected a backend of torch ('gloo', 'nccl', 'rankscope') or device:backend pairs "
     "('cpu:gloo,cuda:nccl'), each device once"
 )
 
@@ -48,6 +48,11 @@ class TorchOptions:
         if len(devices) < len(pairs):
             raise ValueError(f"torch={torch!r}: a device is named twice; {_GRAMMAR}")
         return cls(",".join(parts))
+
+    @property
+    def over_rankscope(self) -> bool:
+        """Whether a group of Rankscope does the ops of torch's default group."""
+        return "rankscope" in re.split("[:,]", self.backend)
 
     def of_run(self, run_id: str) -> TorchOptions:
         """Return the same for the cluster `run_id`."""

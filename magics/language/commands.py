@@ -44,8 +44,9 @@ DIST_INIT = Command(
         ),
         Option(
             "torch", ("--torch",), "begin with torch.distributed as dist, and its "
-            "default group over BACKEND: gloo, nccl, cpu:gloo,cuda:nccl (default: the "
-            "last one where every rank has a GPU, else gloo)",
+            "default group over BACKEND: gloo, nccl, cpu:gloo,cuda:nccl (default: this "
+            "one where every rank has a GPU, else gloo), or rankscope: Rankscope's "
+            "default group, over --backend, does torch's ops",
             "BACKEND", values.torch_backend, "torch_backend", implied=True,
         ),
         Option(

@@ -42,6 +42,7 @@ KINDS: complete.Kinds = {
         ("%dist_init --backend cpu:tcp,", "", ["cuda:"]),
         ("%dist_init -n 2 --to", "--to", ["--torch"]),
         ("%dist_init --torch ", "", ["gloo", "nccl", "cpu:gloo,cuda:nccl"]),
+        ("%dist_init --torch r", "r", ["rankscope"]),
         ("%dist_init --torch=n", "n", ["nccl"]),
         ("%dist_init --torch -", "-", ["-n", "--timeout"]),
         ("%dist_init --devices ", "", ["0", "1"]),

@@ -68,6 +68,28 @@ def test_backends(torch: bool | str, backend: str) -> None:
     assert options.backend == backend
 
 
+@pytest.mark.parametrize(
+    ("torch", "over"),
+    [
+        ("rankscope", True),
+        ("cpu:rankscope", True),
+        ("cpu:gloo,cuda:nccl", False),
+        (True, False),
+    ],
+)
+def test_only_over_rankscope_its_default_group_has_a_backend(
+    torch: bool | str, over: bool
+) -> None:
+    options = TorchOptions.parse(torch)
+    assert options is not None
+    assert options.over_rankscope == over
+    if over:
+        assert preconditions.torch_options(torch, "cpu:ucx") == options
+    else:
+        with pytest.raises(ValueError, match="--torch rankscope"):
+            preconditions.torch_options(torch, "cpu:ucx")
+
+
 def test_no_torch() -> None:
     assert TorchOptions.parse(False) is None
 

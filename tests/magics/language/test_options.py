@@ -99,7 +99,7 @@ def test_a_comment_is_left_out(line: str, group: str | None) -> None:
         ("dist_init", "-n 2 --backend cpu:tcp,cpu:mpi", "'cpu' is given twice"),
         ("dist_init", "-n 2 --backend ncll", "--backend ncll: unknown backend 'ncll'"),
         ("dist_init", "-n 2 --torch GLOO", "--torch GLOO: expected a backend of torch "
-         "('gloo', 'nccl')"),
+         "('gloo', 'nccl', 'rankscope')"),
         ("dist_init", "-n 2 --devices 0,x", "--devices 0,x: 'x' is not a GPU"),
         ("dist_init", "-n 2 --devices 0,0", "GPU 0 is given twice"),
         ("dist_init", "-n 2 --devices 1-0", "the run 1-0 is empty; write 0-1"),

@@ -1,0 +1,152 @@
+"""The backend ``rankscope`` on the ranks of a cluster: cells, abort, a killed rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.engines import Cluster, ExecutionError
+from tests.with_torch.cells import WAIT, run, values
+
+pytestmark = pytest.mark.in_order
+
+BEGIN = f"""
+    import sys
+    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    import rankscope.torch
+    import backend_training as training
+
+    def begin():
+        global model, optimizer
+        net = training.Net()
+        model = training.DistributedDataParallel(net, bucket_cap_mb=0.01)
+        optimizer = training.adam(model)
+
+    def train(steps):
+        global done
+        for step in range(done, done + steps):
+            training.do_step(model, optimizer, training.own(step))
+            done += 1
+
+    done = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    _module_leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Two ranks with torch over Rankscope, which write reports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKSCOPE_REPORT", str(tmp_path_factory.mktemp("reports")))
+        with Cluster.start(2, torch="rankscope", backend="tcp", timeout=77) as started:
+            run(started, BEGIN)
+            yield started
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for `condition`."""
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def hang(cluster: Cluster, rank: int) -> Callable[[], str]:
+    """Begin a step on `rank` alone; return what waits for its error and returns it."""
+    hanging = cluster.execute(f"if rank == {rank}:\n    train(1)")
+
+    def in_flight() -> bool:
+        (group,) = cluster.status(fresh=True).ranks[rank].groups
+        return bool(group.in_flight)
+
+    until(in_flight)
+
+    def error() -> str:
+        with pytest.raises(ExecutionError) as caught:
+            hanging.result(WAIT)
+        return str(caught.value)
+
+    return error
+
+
+def issued(cluster: Cluster) -> int:
+    (group,) = cluster.status(fresh=True).ranks[0].groups
+    return group.issued
+
+
+def end_as_in_one_process(cluster: Cluster, code: str, steps: int) -> None:
+    code += "\ndone = rankscope.torch.rejoin(model, optimizer)\ntrain(2)"
+    found = values(cluster, code, "done", "training.difference(model.module, done)")
+    assert [done for done, _ in found.values()] == [steps] * 2
+    assert max(apart for _, apart in found.values()) <= 1e-6
+
+
+def test_torchs_default_group_is_that_of_rankscope(cluster: Cluster) -> None:
+    expressions = "dist.__name__", "dist.get_backend()", "dist.get_world_size()"
+    found = values(cluster, "", *expressions)
+    assert found == {rank: ["torch.distributed", "rankscope", 2] for rank in (0, 1)}
+    (group,) = cluster.status().ranks[0].groups
+    assert (group.name, group.library, group.timeout) == ("default", "", 77)
+
+
+def test_an_op_is_on_the_board_once(cluster: Cluster) -> None:
+    before = issued(cluster)
+    code = "x, y = torch.ones(1), np.ones(1)\ndist.all_reduce(x)"
+    found = values(cluster, f"{code}\nrankscope.all_reduce(y)", "x.item()", "y[0]")
+    assert found == {0: [2, 2], 1: [2, 2]}
+    assert issued(cluster) == before + 2
+
+
+def test_an_abort_from_the_board_ends_a_backward_and_the_model_trains_on(
+    cluster: Cluster,
+) -> None:
+    run(cluster, "begin()\ntrain(2)")
+    error = hang(cluster, 0)
+    cluster.abort(reason="a branch that rank 1 does not take")
+    text = error()
+    assert "DistAbortedError: all_reduce #" in text
+    assert "a branch that rank 1 does not take" in text
+    cluster.rebuild()
+    end_as_in_one_process(cluster, "", 4)
+
+
+def test_a_cell_rebuilds_the_group_itself(cluster: Cluster) -> None:
+    error = hang(cluster, 1)
+    cluster.abort()
+    assert "DistAbortedError" in error()
+    end_as_in_one_process(cluster, "rankscope.torch.rebuild()", 6)
+
+
+def test_a_killed_rank_is_replaced_and_the_others_train_on(cluster: Cluster) -> None:
+    error = hang(cluster, 0)
+    pid = cluster.status().ranks[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert "rank 1 is dead: killed by SIGKILL" in error()
+    cluster.restart([1])
+    cluster.rebuild()
+    cluster.execute(BEGIN, ranks=[1]).result(WAIT)
+    again = (
+        "if rank == 1:\n    begin()\nelse:\n    model = rankscope.torch.rewrap(model)"
+    )
+    end_as_in_one_process(cluster, again, 8)
+
+
+def test_the_default_group_outlives_torchs(cluster: Cluster) -> None:
+    code = """
+        dist.destroy_process_group()
+        dist.init_process_group("rankscope", store=dist.HashStore(), rank=rank,
+                                world_size=world_size)
+        x = torch.ones(1)
+        dist.all_reduce(x)
+    """
+    assert values(cluster, code, "x.item()") == {0: [2], 1: [2]}
+    cluster.restart()
+    code = "x = torch.ones(1)\ndist.all_reduce(x)"
+    assert values(cluster, code, "x.item()") == {0: [2], 1: [2]}
