@@ -183,6 +183,7 @@ class Record(OpEntry):
         "tag",
         "timeout",
         "waited",
+        "waited_ns",
     )
 
     def __init__(
@@ -217,6 +218,8 @@ class Record(OpEntry):
         self.ended_ns = 0
         self.error: str | None = None
         self.waited = False
+        #: When a thread began to wait for the op while it was in flight.
+        self.waited_ns = 0
         self.record_id = -1
         self.collective_seq_id = self.p2p_seq_id = self.op_id = -1
         self.message: int | None = None
@@ -301,6 +304,7 @@ class Record(OpEntry):
             dtypes=[dtype.name for dtype in self.dtypes],
             reduce_op=self.reduce_op and self.reduce_op.name.lower(),
             name_source=recorder.name_source,
+            waited_ns=self.waited_ns,
         )
 
     def course(self) -> Course:
@@ -329,7 +333,18 @@ class Batch:
         self.p2p_seq_id = first.p2p_seq_id
         self.peer = first.peer
         self.timeout = first.timeout
+        self.created_ns = first.created_ns
         self.waited = False
+
+    @property
+    def waited_ns(self) -> int:
+        """As `Record.waited_ns`, of each op."""
+        return self.records[0].waited_ns
+
+    @waited_ns.setter
+    def waited_ns(self, at_ns: int) -> None:
+        for record in self.records:
+            record.waited_ns = at_ns
 
     def started(self, work: Work) -> None:
         """Note that `work` began to execute."""

@@ -106,6 +106,8 @@ class OpSpec:
     bus_factor: Callable[[int], float] = _once
     #: Which of its arrays, inputs first, has one size on all ranks; ``None``: none.
     same_size: int | None = None
+    #: No rank leaves it before every rank has entered.
+    joint: bool = False
     #: The backend runs it also where all arrays of this rank are empty: those of the
     #: other ranks need not be, and a message without an element is a message.
     runs_empty: bool = False
@@ -186,6 +188,7 @@ class OpType(enum.Enum):
         "all_reduce",
         OpSpec(
             arguments=(Argument.UPDATED,),
+            joint=True,
             bus_factor=_reduced_and_spread,
             same_size=0,
             fused=True,
@@ -201,6 +204,7 @@ class OpType(enum.Enum):
         "all_gather",
         OpSpec(
             arguments=(_WRITTEN_LIST, _READ),
+            joint=True,
             payload=_first_of_each_rank,
             bus_factor=_all_but_own_part,
             fused=True,
@@ -211,6 +215,7 @@ class OpType(enum.Enum):
         "all_gather_into_tensor",
         OpSpec(
             arguments=(_WRITTEN, _READ),
+            joint=True,
             payload=_first_of_each_rank,
             bus_factor=_all_but_own_part,
             same_size=0,
@@ -245,6 +250,7 @@ class OpType(enum.Enum):
         "reduce_scatter",
         OpSpec(
             arguments=(_WRITTEN, _READ_LIST),
+            joint=True,
             payload=_all_but_last,
             bus_factor=_all_but_own_part,
             fallback="all_reduce",
@@ -255,6 +261,7 @@ class OpType(enum.Enum):
         "reduce_scatter_tensor",
         OpSpec(
             arguments=(_WRITTEN, _READ),
+            joint=True,
             bus_factor=_all_but_own_part,
             same_size=0,
             fused=True,
@@ -268,6 +275,7 @@ class OpType(enum.Enum):
         "all_to_all",
         OpSpec(
             arguments=(_WRITTEN_LIST, _READ_LIST),
+            joint=True,
             payload=_one_per_rank,
             bus_factor=_all_but_own_part,
             runs_empty=True,
@@ -277,6 +285,7 @@ class OpType(enum.Enum):
         "all_to_all_single",
         OpSpec(
             arguments=(_WRITTEN, _READ),
+            joint=True,
             bus_factor=_all_but_own_part,
             measured=True,
             runs_empty=True,
@@ -284,7 +293,7 @@ class OpType(enum.Enum):
             torch_name="all_to_all",
         ),
     )
-    BARRIER = "barrier", OpSpec(arguments=())
+    BARRIER = "barrier", OpSpec(arguments=(), joint=True)
     SEND = "send", OpSpec(arguments=(_READ,), is_p2p=True, runs_empty=True)
     RECV = "recv", OpSpec(arguments=(_WRITTEN,), is_p2p=True, runs_empty=True)
     # PyTorch's analyser must not take it for a barrier: ranks that are in one do not

@@ -27,10 +27,13 @@ def record_fields(
     dtypes: Sequence[str],
     reduce_op: str | None,
     name_source: Callable[[Frame], str],
+    waited_ns: int | None = None,
 ) -> dict[str, Any]:
     """Return a record, one of ours or of torch's, as plain data (JSON-able).
 
     The keywords are what the two have in different forms. A time of 0 is not known.
+    `waited_ns` is when its caller began to wait for it; 0: it did not wait, ``None``:
+    that is not known.
     `name_source` returns what people read for a line.
     """
 
@@ -64,6 +67,7 @@ def record_fields(
         "time_created_ns": record.created_ns,
         "time_started_ns": started_ns,
         "time_ended_ns": ended_ns,
+        "time_waited_ns": waited_ns,
         "duration_ns": ended_ns - started_ns if started_ns and ended_ns else None,
         "frame": plain(frame),
         # The lines that called its function, the innermost first.

@@ -118,6 +118,10 @@ class OpRecord(Protocol):
     timeout: float
     #: Whether somebody has waited for the op, or will be called at its end.
     waited: bool
+    #: When it was issued, and when a thread began to wait for it while it was in
+    #: flight; 0: none has.
+    created_ns: int
+    waited_ns: int
 
     def started(self, work: Any) -> None:
         """Note that `work` began to execute."""

@@ -243,7 +243,7 @@ class Work:
         """
         seconds = None if timeout is None else as_seconds(timeout, "wait: timeout")
         self._note_waited()
-        if not self._state.is_terminal and not self._is_over(seconds):
+        if not self._state.is_terminal and not self._block_noted(seconds):
             raise DistTimeoutError(
                 f"{self.describe()} was not done after wait(timeout={seconds:g} s); "
                 "it is still in flight",
@@ -428,6 +428,9 @@ class Work:
             if unwaited.active and record and self.op_type is not OpType.SEND:
                 unwaited.note(self, record)
             return self
+        if self.record is not None:
+            # The call has waited from the beginning, in its start too.
+            self.record.waited_ns = self.record.created_ns
         self.wait()
         return None
 
@@ -435,6 +438,13 @@ class Work:
         record = self.record
         if record is not None:
             record.waited = True
+
+    def _block_noted(self, timeout: float | None) -> bool:
+        """Block as `_is_over`, and note since when."""
+        record = self.record
+        if record is not None and not record.waited_ns:
+            record.waited_ns = time.time_ns()
+        return self._is_over(timeout)
 
     def _mark_observed(self) -> None:
         """Mark the error, if any, as observed by the caller; see `async_errors`."""

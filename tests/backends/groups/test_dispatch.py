@@ -111,6 +111,40 @@ def test_the_recorder_keeps_what_and_where(group: dist.ProcessGroup) -> None:
     assert group.summary().completed.seq == 1
 
 
+def test_the_recorder_keeps_since_when_the_caller_waits(
+    group: dist.ProcessGroup,
+) -> None:
+    x = np.ones(2)
+
+    def waited() -> tuple[int, int]:
+        entry = recorder.dump()[-1]
+        return entry["time_waited_ns"], entry["time_created_ns"]
+
+    polled = dist.all_reduce(x, async_op=True)
+    assert polled is not None
+    polled.mark_completed()
+    assert polled.wait()
+    assert waited()[0] == 0
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    threading.Timer(0.05, work.mark_completed).start()
+    before = time.time_ns()
+    assert work.wait()
+    began, created = waited()
+    assert created <= before <= began <= recorder.dump()[-1]["time_ended_ns"]
+
+    def end() -> None:
+        until(lambda: bool(group.status.in_flight))
+        Manual.made[0].works[-1].mark_completed()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    dist.barrier()
+    thread.join()
+    began, created = waited()
+    assert began == created
+
+
 def test_the_ring_is_of_fixed_size_and_keeps_no_array(group: dist.ProcessGroup) -> None:
     x = np.ones(0)
     gone = weakref.ref(x)

@@ -1,0 +1,255 @@
+"""The collectives that all ranks enter before one leaves, and who was late to each.
+
+Pure functions on records. A rank is late in an op if it enters behind the longest gap
+between two ranks that enter. Its own time, outside of every op since the collective
+before, is by its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from ..work.op_type import spec_of
+from .records import Record, position
+
+__all__ = [
+    "LATE",
+    "Clocks",
+    "Entry",
+    "Followed",
+    "JointOp",
+    "Moment",
+    "align",
+    "followed",
+    "number_of",
+    "why_unknown",
+]
+
+#: Nanoseconds by which ranks have to enter after the others to be late.
+LATE = 100_000
+
+
+class Followed(NamedTuple):
+    """A joint collective of a rank, and what the rank did since the one before it."""
+
+    record: Record
+    before: Record
+    #: Ns that it waited in other ops since.
+    blocked: int
+    #: Whether it has sent or received since, or had parts of unequal size.
+    by_design: bool
+
+
+class Entry(NamedTuple):
+    """One rank in one collective; times are ns on its own clock."""
+
+    entered: int
+    left: int
+    #: When the rank began to wait for its end; 0: it did not.
+    waited: int
+    #: Ns outside of every op since the rank left the collective before.
+    own: int
+    #: When it left the collective before.
+    left_before: int
+    #: As in `Followed`.
+    by_design: bool
+    #: The user's line.
+    line: str
+
+    @classmethod
+    def of(cls, found: Followed) -> Entry:
+        """Return the entry of a rank by its records."""
+        record, left_before = found.record, found.before["time_ended_ns"]
+        entered = record["time_created_ns"]
+        return cls(
+            entered,
+            record["time_ended_ns"],
+            record["time_waited_ns"],
+            entered - left_before - found.blocked,
+            left_before,
+            found.by_design,
+            record["frame"]["source"],
+        )
+
+
+#: One collective: each rank of its group → its entry.
+JointOp = Mapping[int, Entry]
+
+
+def number_of(record: Record) -> tuple[int, int, int]:
+    """Return what orders the collectives of a group."""
+    return record["generation"], *position(record)
+
+
+def why_unknown(record: Record) -> str:
+    """Return why a record does not tell when its rank was there; empty if it does."""
+    if record["backend"] == "nccl":
+        return "NCCL's ops are recorded when they are enqueued, not when a GPU is there"
+    if record.get("time_waited_ns") is None:
+        return "its library does not record since when a rank waits"
+    return ""
+
+
+def followed(records: Iterable[Record]) -> Iterator[Followed]:
+    """Yield the joint collectives of one rank that have one before them in the group.
+
+    `records` are oldest first, of all groups.
+    """
+    # Group and generation → the last joint collective, and what came since.
+    since: dict[tuple[str, int], tuple[Record, int, bool]] = {}
+    for record in records:
+        key = record["group_id"], record["generation"]
+        unequal = _is_unequal(record)
+        # Where a root does not wait for the others, or they not for each other, who is
+        # late is not known.
+        joint = spec_of(record["op"]).joint
+        is_joint = joint and not unequal and not _is_empty(record)
+        if is_joint and key in since:
+            before, blocked, by_design = since[key]
+            if number_of(before) == number_of(record):
+                # Another op of the same call.
+                continue
+            yield Followed(record, before, blocked, by_design)
+        for other, (before, blocked, by_design) in since.items():
+            if other != key or not is_joint:
+                blocked += _blocked(record)
+                since[other] = before, blocked, by_design or unequal
+        if is_joint:
+            since[key] = record, 0, False
+
+
+def _is_unequal(record: Record) -> bool:
+    """Return whether ranks may have different work by design: pipelines, experts."""
+    if record["is_p2p"] or any(record.get("splits") or ()):
+        return True
+    sizes = {tuple(size) for size in record["sizes"]}
+    return spec_of(record["op"]).runs_empty and len(sizes) > 1
+
+
+def _is_empty(record: Record) -> bool:
+    """Return whether an array has no element: its rank may not wait for the others."""
+    return any(0 in size for size in record["sizes"])
+
+
+def _blocked(record: Record) -> int:
+    began = record.get("time_waited_ns") or 0
+    return max(0, record["time_ended_ns"] - began) if began else 0
+
+
+# -- clocks --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """By how many ns the clocks of hosts differ from that of the first one."""
+
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    ahead: Mapping[str, int] = field(default_factory=dict)
+    #: By how many they may differ from that.
+    error: int = 0
+
+    def of(self, rank: int) -> int:
+        """Return by how many ns the clock of `rank` is ahead."""
+        return self.ahead.get(self.hosts.get(rank, ""), 0)
+
+
+def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
+    """Align the clocks of hosts by collectives, which their ranks leave together.
+
+    A host whose ranks always leave later looks as one whose clock is ahead: an entry
+    that is late by these clocks proves nothing without the rank's own time.
+    """
+    if len({hosts.get(rank, "") for one in ops for rank in one}) < 2:
+        return Clocks(hosts)
+    ends: dict[str, list[int]] = {}
+    for one in ops:
+        first: dict[str, int] = {}
+        for rank, entry in one.items():
+            host = hosts.get(rank, "")
+            first[host] = min(entry.left, first.get(host, entry.left))
+        reference = next(iter(first.values()))
+        for host, end in first.items():
+            ends.setdefault(host, []).append(end - reference)
+    error = 0
+    for some in ends.values():
+        some.sort()
+        tenth = len(some) // 10
+        error = max(error, (some[-1 - tenth] - some[tenth] + 1) // 2)
+    return Clocks(
+        hosts, {host: int(median(some)) for host, some in ends.items()}, error
+    )
+
+
+# -- one op ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Who was late in one op; times are ns on one clock."""
+
+    op: JointOp
+    #: Rank → when it entered, the first one first.
+    entered: Mapping[int, int]
+    #: The ranks that entered behind the longest gap, at most half of all; empty: nobody
+    #: was late.
+    late: frozenset[int]
+    #: Rank → ns that it waited for the last one to enter.
+    waits: Mapping[int, int]
+
+    @classmethod
+    def of(cls, op: JointOp, clocks: Clocks) -> Moment:
+        """Compare when the ranks entered `op`."""
+        order = sorted(
+            (one.entered - clocks.of(rank), rank) for rank, one in op.items()
+        )
+        times, ranks = [at for at, _ in order], [rank for _, rank in order]
+        gaps = [later - at for at, later in pairwise(times)]
+        gap = max(gaps)
+        late = frozenset(ranks[gaps.index(gap) + 1 :])
+        if gap <= max(LATE, 2 * clocks.error) or 2 * len(late) > len(ranks):
+            late = frozenset()
+        waits = {
+            rank: max(
+                0,
+                min(times[-1] + clocks.of(rank), one.left)
+                - max(one.entered, one.waited or one.left),
+            )
+            for rank, one in op.items()
+        }
+        return cls(op, {rank: at for at, rank in order}, late, waits)
+
+    def last(self, count: int) -> frozenset[int]:
+        """Return the `count` ranks that entered last."""
+        return frozenset([*self.entered][-count:])
+
+    @property
+    def longest(self) -> int:
+        """Ns from the end of the op before to the end of this one, at most."""
+        return max(one.left - one.left_before for one in self.op.values())
+
+    def by(self, late: frozenset[int]) -> int:
+        """Return by how many ns `late` entered after all others."""
+        return _after(self.entered, late)
+
+    def excess(self, late: frozenset[int]) -> int:
+        """Return by how many ns the own time of `late` is above that of all others."""
+        return _after({rank: one.own for rank, one in self.op.items()}, late)
+
+    def left_late(self, late: frozenset[int], clocks: Clocks) -> int:
+        """Return by how many ns `late` left the op before after all others."""
+        left = {r: one.left_before - clocks.of(r) for r, one in self.op.items()}
+        return _after(left, late)
+
+    def by_design(self, late: frozenset[int]) -> bool:
+        """Return whether one of `late` has sent, received or had unequal parts."""
+        return any(self.op[rank].by_design for rank in late)
+
+
+def _after(times: Mapping[int, int], ranks: frozenset[int]) -> int:
+    """Return the least of `ranks` less the most of the others."""
+    least = min(times[rank] for rank in ranks)
+    return least - max(time for rank, time in times.items() if rank not in ranks)

@@ -1,0 +1,187 @@
+"""How ranks are late in many ops: what chance and a scheduler do not explain."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+
+from .joint_ops import Clocks, Moment
+
+__all__ = ["Pattern", "Shape", "hosts_of", "shape_of"]
+
+#: How likely chance may give a pattern that is named, at one look; and how much of the
+#: way from its usual part to all ops a pattern has to go: a scheduler may keep a rank
+#: behind for many ops in a row, although not in nearly all of them.
+CHANCE = 4e-6
+STEADY = 0.75
+#: A scheduler may keep a rank behind for so few ops. Where these are all there is, a
+#: rank has to be late by 1.5 ms, and by more than the others differ in four of five ops
+#: or by much the same time each time: deviation over mean.
+FEW = 60
+OF_FEW = 1_500_000
+MOST_OPS = 0.8
+REGULAR = 0.4
+#: The part of the late entries that a reason has to explain.
+MOSTLY = 0.6
+#: Nanoseconds by which ranks have to be late in the middle to be named.
+NOTABLE = 500_000
+
+
+class Pattern(enum.Enum):
+    """How ranks are late."""
+
+    #: The same ranks are late each time.
+    STEADY = "late rank"
+    #: They are all ranks of one host, or of several.
+    HOST = "late host"
+    #: Each time another rank is late, in turns.
+    TURNS = "late by turns"
+    #: The ranks enter one after the other, the same one last each time.
+    UNEVEN = "uneven work"
+    #: A rank leaves the op before late, and is late for that reason.
+    LEAVES_LATE = "late to leave"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A pattern, the ranks in it, and the ops that have it with their late ranks."""
+
+    pattern: Pattern
+    ranks: tuple[int, ...]
+    hits: Sequence[tuple[Moment, frozenset[int]]]
+
+
+def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
+    """Return what is certain about `ops` of one line of a group of so many ranks."""
+    # The longest gap may be elsewhere where noise has delayed a rank, too: the last
+    # ranks, so many as may be late.
+    views = [[one.late for one in ops]]
+    views += [
+        [one.last(count) for one in ops] for count in range(1, min(ranks // 2, 3) + 1)
+    ]
+    for period in (1, *range(2, min(2 * ranks, len(ops) // 4) + 1)):
+        for late in views:
+            turns = _turns(late, ranks, period)
+            if turns is None:
+                continue
+            hits = _hits(ops, late, turns)
+            if period == 1 and len(ops) < FEW and not _stand_out(ops, hits):
+                return None
+            pattern = _why(hits, clocks)
+            if pattern is Pattern.STEADY and period > 1:
+                pattern = Pattern.TURNS
+            elif pattern is Pattern.STEADY and late is views[1] and ranks > 2:
+                second = [one.last(2) - one.last(1) for one in ops]
+                if _turns(second, ranks, 1) is not None:
+                    pattern = Pattern.UNEVEN
+            who = dict.fromkeys(rank for turn in turns for rank in sorted(turn))
+            return pattern and Shape(pattern, tuple(who), hits)
+    return None
+
+
+def _turns(
+    late: Sequence[frozenset[int]], ranks: int, period: int
+) -> list[frozenset[int]] | None:
+    """Return who is late each time, if it repeats after `period` ops and not by chance.
+
+    The chance is bounded from above: each rank is as likely late as the others, and
+    who is said to be late at each of the turns is chosen to fit.
+    """
+    turns, times = list[frozenset[int]](), 0
+    for phase in range(period):
+        counts = Counter(filter(None, late[phase::period]))
+        if not counts:
+            return None
+        ((those, count),) = counts.most_common(1)
+        turns.append(those)
+        times += count
+    usual = 1 / ranks
+    if times < (usual + STEADY * (1 - usual)) * len(late):
+        return None
+    if period > 1 and len({*turns}) < 2:
+        return None
+    chance = ranks**period * _at_least(times, len(late), usual)
+    return turns if chance <= CHANCE else None
+
+
+def _at_least(times: int, of: int, p: float) -> float:
+    """Return how likely something of chance `p` is, `times` or more often."""
+    return sum(
+        math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in range(times, of + 1)
+    )
+
+
+def _hits(
+    ops: Sequence[Moment],
+    late: Sequence[frozenset[int]],
+    turns: Sequence[frozenset[int]],
+) -> list[tuple[Moment, frozenset[int]]]:
+    return [
+        (one, those)
+        for n, (one, those) in enumerate(zip(ops, late, strict=True))
+        if those == turns[n % len(turns)]
+    ]
+
+
+def _stand_out(
+    ops: Sequence[Moment], hits: Sequence[tuple[Moment, frozenset[int]]]
+) -> bool:
+    """Return whether the late ranks stand out from what delays all of them."""
+    times = [one.by(late) for one, late in hits]
+    if median(times) < OF_FEW:
+        return False
+    if pstdev(times) <= REGULAR * fmean(times):
+        return True
+    late = frozenset[int]().union(*(those for _, those in hits))
+    others = [rank for rank in ops[0].op if rank not in late]
+    if len(others) < 2:
+        return False
+    # By how much the others differ from what is usual for each.
+    middles = [fmean(one.entered[rank] for rank in others) for one in ops]
+    offsets = [
+        [one.entered[rank] - middle for one, middle in zip(ops, middles, strict=True)]
+        for rank in others
+    ]
+    noise = [[at - median(some) for at in some] for some in offsets]
+    spreads = sorted(max(some) - min(some) for some in zip(*noise, strict=True))
+    return median(times) >= spreads[int(MOST_OPS * len(spreads))]
+
+
+def _why(
+    hits: Sequence[tuple[Moment, frozenset[int]]], clocks: Clocks
+) -> Pattern | None:
+    """Return why the ranks of `hits` are late, if it is known and worth a word."""
+
+    def mostly(holds: Callable[[Moment, frozenset[int]], bool]) -> bool:
+        return sum(holds(*one) for one in hits) >= MOSTLY * len(hits)
+
+    by = median(one.by(late) for one, late in hits)
+    if by < max(NOTABLE, 4 * clocks.error):
+        return None
+    if mostly(lambda one, late: one.by_design(late)):
+        return None
+    if mostly(lambda one, late: 2 * one.excess(late) >= one.by(late)):
+        one, late = hits[0]
+        same = all(those == late for _, those in hits)
+        whole = same and hosts_of(late, one, clocks)
+        return Pattern.HOST if whole else Pattern.STEADY
+    if not clocks.ahead and mostly(
+        lambda one, late: 2 * one.left_late(late, clocks) >= one.by(late)
+    ):
+        return Pattern.LEAVES_LATE
+    return None
+
+
+def hosts_of(late: frozenset[int], one: Moment, clocks: Clocks) -> tuple[str, ...]:
+    """Return the hosts whose ranks, several on each, `late` are; else none."""
+    hosts: dict[str, set[int]] = {}
+    for rank in one.op:
+        hosts.setdefault(clocks.hosts.get(rank, ""), set()).add(rank)
+    found = {host: those for host, those in hosts.items() if those <= late}
+    if frozenset().union(*found.values()) != late or min(map(len, found.values())) < 2:
+        return ()
+    return tuple(sorted(found))

@@ -1,0 +1,318 @@
+"""Who keeps the others waiting: the ranks that are late to collectives that complete.
+
+Pure: the caller supplies the records of the ranks, again and again if it likes; what is
+kept is bounded. A rank is named only where chance does not explain it, and for time
+that it has spent outside of every op by its own clock. What the records do not tell is
+not known, and nobody is named for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from ..groups.key import GroupKey
+from ..rank_sets import name_ranks
+from .joint_ops import (
+    Clocks,
+    Entry,
+    Followed,
+    JointOp,
+    Moment,
+    align,
+    followed,
+    number_of,
+    why_unknown,
+)
+from .late_patterns import Pattern, Shape, hosts_of, shape_of
+from .records import Record
+
+__all__ = ["GroupLateness", "LateFinding", "Lateness", "Pattern", "RankLateness"]
+
+#: Ops of one line that are kept; what begins late in a long run is named soon, since
+#: the last ones are judged by themselves, too.
+KEPT = 120
+RECENT = (20, 60, KEPT)
+#: Lines of a group, and groups, that are kept.
+LINES, GROUPS = 32, 64
+#: The part of their time that the others have to wait.
+WORTH = 0.03
+#: An op that takes this many times as long as most has a pause before it, as between
+#: two cells of a notebook.
+PAUSE = 10
+
+
+_SENTENCES = {
+    Pattern.STEADY: "{who} {are} last to enter {times} of {of} {ops}{elsewhere}",
+    Pattern.HOST: "{who} ({hosts}) are last to enter {times} of {of} {ops}{elsewhere}",
+    Pattern.TURNS: "{who} take turns in being last to enter {ops} ({times} of {of})",
+    Pattern.UNEVEN: "the ranks enter {ops} one after the other, {who} last in "
+    "{times} of {of}{elsewhere}",
+    Pattern.LEAVES_LATE: "{who} {are} last to enter {times} of {of} {ops}, after "
+    "leaving the one before late: what comes in is slow, not the work between",
+}
+
+
+@dataclass(frozen=True)
+class LateFinding:
+    """What is certain about the ops of one line of a group; as text, a sentence."""
+
+    pattern: Pattern
+    group: GroupKey
+    #: The ranks that are late, in the order of their turns if they take turns.
+    ranks: tuple[int, ...]
+    op: str
+    #: Where the others enter, and where the late ones do: ``cell 7 line 3``.
+    line: str
+    late_line: str
+    #: In how many of how many ops.
+    times: int
+    of: int
+    #: Seconds that the others wait each time, and the part of their time that it is.
+    wait: float
+    share: float
+    #: Seconds by which the clocks of hosts may differ; 0 where the ranks share one.
+    clock_error: float = 0.0
+    #: The hosts of the late ranks, of `Pattern.HOST`.
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two looks at the same thing have in common."""
+        return self.pattern, self.group, frozenset(self.ranks), self.op, self.line
+
+    def __str__(self) -> str:
+        one = len(self.ranks) == 1
+        elsewhere = ""
+        if self.late_line and self.late_line != self.line:
+            elsewhere = f", which {'it enters' if one else 'they enter'} at "
+            elsewhere += self.late_line
+        said = _SENTENCES[self.pattern].format(
+            who=name_ranks(self.ranks),
+            are="is" if one else "are",
+            hosts=", ".join(self.hosts),
+            times=self.times,
+            of=self.of,
+            ops=f"{self.op} at {self.line}" if self.line else self.op,
+            elsewhere=elsewhere,
+        )
+        said += f": the others wait {milliseconds(self.wait)} each time, "
+        said += f"{self.share:.0%} of their time"
+        if self.clock_error:
+            within = milliseconds(self.clock_error)
+            said += f" (the clocks of the hosts agree within {within})"
+        return said
+
+
+@dataclass(frozen=True)
+class RankLateness:
+    """One rank of a group, over the ops that are kept."""
+
+    #: In how many of how many ops it was late, and by how many seconds in the middle.
+    late: int
+    of: int
+    by: float
+    #: The part of its time that it waited for ranks that came after it.
+    waits: float
+
+
+@dataclass(frozen=True)
+class GroupLateness:
+    """A group, over the ops that are kept."""
+
+    key: GroupKey
+    #: Rank → how late it was; empty where nothing is known.
+    ranks: Mapping[int, RankLateness]
+    findings: tuple[LateFinding, ...] = ()
+    #: Why nothing is known; empty where something is.
+    unknown: str = ""
+
+
+@dataclass
+class _Group:
+    key: GroupKey
+    #: The number of the last collective that was taken.
+    taken: tuple[int, int, int] = (-1, -1, -1)
+    #: Op and line → the last ones there.
+    lines: dict[tuple[str, str], deque[JointOp]] = field(default_factory=dict)
+    unknown: str = ""
+
+
+class Lateness:
+    """Takes the records of ranks as they come, and says who is late.
+
+    `hosts` maps ranks to the names of their hosts, each of which has a clock; ranks
+    that are not in it share one.
+    """
+
+    def __init__(self, hosts: Mapping[int, str] | None = None) -> None:
+        self._hosts = dict(hosts or {})
+        # Group id → what is kept of it.
+        self._groups: dict[str, _Group] = {}
+
+    def take(
+        self, dumps: Mapping[int, Mapping[str, Any]], since_ns: Mapping[int, int] = {}
+    ) -> None:
+        """Take what is new in the dumps of ranks (`export.local_dump`).
+
+        An op counts once every rank of its group is in `dumps` and has completed it;
+        not one that a rank entered before its time of `since_ns`.
+        """
+        found: dict[str, dict[tuple[int, int, int], dict[int, Followed]]] = {}
+        for rank, dump in dumps.items():
+            for group_id, group in dump["groups"].items():
+                key = GroupKey(group["name"], tuple(group["ranks"]))
+                if len(key.ranks) > 1:
+                    self._groups.setdefault(group_id, _Group(key))
+            for one in followed(dump["records"]):
+                record = one.record
+                if record["time_created_ns"] < since_ns.get(rank, 0):
+                    continue
+                ops = found.setdefault(record["group_id"], {})
+                ops.setdefault(number_of(record), {}).setdefault(rank, one)
+        for group_id, group in self._groups.items():
+            for number, ranks in sorted(found.get(group_id, {}).items()):
+                if number > group.taken and ranks.keys() == {*group.key.ranks}:
+                    self._add(group, number, ranks)
+        while len(self._groups) > GROUPS:
+            del self._groups[next(iter(self._groups))]
+
+    @staticmethod
+    def _add(
+        group: _Group, number: tuple[int, int, int], ranks: Mapping[int, Followed]
+    ) -> None:
+        records = [ranks[rank].record for rank in sorted(ranks)]
+        if any(one["state"] != "completed" for one in records):
+            return
+        group.taken = number
+        group.unknown = next(filter(None, map(why_unknown, records)), "")
+        if group.unknown or len({one["op"] for one in records}) > 1:
+            return
+        where = records[0]["op"], _usual_line(records)
+        ops = group.lines.pop(where, None) or deque(maxlen=KEPT)
+        ops.append({rank: Entry.of(ranks[rank]) for rank in sorted(ranks)})
+        # That of the last op comes last.
+        group.lines[where] = ops
+        while len(group.lines) > LINES:
+            del group.lines[next(iter(group.lines))]
+
+    def groups(self) -> list[GroupLateness]:
+        """Return what is known of each group with an op, or why nothing is."""
+        return [
+            self._judge(group)
+            for group in self._groups.values()
+            if group.lines or group.unknown
+        ]
+
+    def findings(self) -> list[LateFinding]:
+        """Return what is certain, the most expensive first."""
+        found = [one for group in self.groups() for one in group.findings]
+        return sorted(found, key=lambda one: -one.share)
+
+    def _judge(self, group: _Group) -> GroupLateness:
+        if group.unknown:
+            return GroupLateness(group.key, {}, unknown=group.unknown)
+        clocks = align(
+            [one for ops in group.lines.values() for one in ops], self._hosts
+        )
+        moments = {
+            where: [Moment.of(one, clocks) for one in ops]
+            for where, ops in group.lines.items()
+        }
+        found = [
+            finding
+            for (op, line), ops in moments.items()
+            if (finding := _first_finding(ops, group.key, op, line, clocks))
+        ]
+        kept = _without_pauses([one for ops in moments.values() for one in ops])
+        ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
+        return GroupLateness(group.key, ranks, tuple(found))
+
+
+def _usual_line(records: Iterable[Record]) -> str:
+    """Return the line at which most ranks have entered an op."""
+    lines = Counter(one["frame"]["source"] for one in records)
+    return str(lines.most_common(1)[0][0])
+
+
+def _without_pauses(ops: Sequence[Moment]) -> list[Moment]:
+    usual = median(one.longest for one in ops)
+    return [one for one in ops if one.longest <= PAUSE * usual]
+
+
+def _of_rank(rank: int, ops: Sequence[Moment]) -> RankLateness:
+    by = [one.by(one.late) for one in ops if rank in one.late]
+    return RankLateness(
+        len(by), len(ops), median(by) / 1e9 if by else 0.0, _share([rank], ops)
+    )
+
+
+def _share(ranks: Iterable[int], ops: Sequence[Moment]) -> float:
+    """Return the part of their time that `ranks` waited for ranks after them."""
+    waited = spent = 0
+    for rank in ranks:
+        waited += sum(one.waits[rank] for one in ops)
+        spent += sum(one.op[rank].left - one.op[rank].left_before for one in ops)
+    return min(1.0, waited / spent) if spent > 0 else 0.0
+
+
+# -- what is certain --------------------------------------------------------------
+
+
+def _first_finding(
+    ops: Sequence[Moment], key: GroupKey, op: str, line: str, clocks: Clocks
+) -> LateFinding | None:
+    """Return what is certain about the last ops of one line: a few, else more."""
+    for count in RECENT:
+        last = ops[-count:]
+        if len(last) == count or len(last) > RECENT[0]:
+            shape = shape_of(last, len(key.ranks), clocks)
+            if shape is not None:
+                return _finding(shape, last, key, op, line, clocks)
+    return None
+
+
+def _finding(
+    shape: Shape,
+    ops: Sequence[Moment],
+    key: GroupKey,
+    op: str,
+    line: str,
+    clocks: Clocks,
+) -> LateFinding | None:
+    """Return the finding, if what the others wait is worth a word."""
+    pattern, late = shape.pattern, frozenset(shape.ranks)
+    turns = pattern is Pattern.TURNS
+    others = [rank for rank in key.ranks if turns or rank not in late]
+    share = _share(others, _without_pauses(ops))
+    if share < WORTH:
+        return None
+    waits = [
+        fmean(wait for rank, wait in one.waits.items() if rank not in those)
+        for one, those in shape.hits
+    ]
+    lines = Counter(one.op[min(those)].line for one, those in shape.hits)
+    return LateFinding(
+        pattern,
+        key,
+        shape.ranks if turns else tuple(sorted(late)),
+        op,
+        line,
+        "" if turns else lines.most_common(1)[0][0],
+        len(shape.hits),
+        len(ops),
+        median(waits) / 1e9,
+        share,
+        clocks.error / 1e9,
+        hosts_of(late, ops[-1], clocks) if pattern is Pattern.HOST else (),
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Return ``9.1 ms``, ``41 ms``, ``2.5 s``."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.{1 if seconds < 0.01 else 0}f} ms"

@@ -1,0 +1,345 @@
+"""Who keeps the others waiting: named when certain, never wrongly."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rankscope.backends.observe.late_patterns import Pattern
+from rankscope.backends.observe.lateness import LateFinding, Lateness
+from tests.backends.observe.late_runs import Run
+
+#: What happened → rank → when it entered and left each all_reduce, in µs.
+RECORDED = json.loads(
+    Path(__file__).with_name("recorded_noise.json").read_text(encoding="utf-8")
+)
+
+#: Steps of a run: the first op has none before it, and is not judged.
+TWENTY = 21
+
+
+def _found(run: Run, hosts: dict[int, str] | None = None) -> list[LateFinding]:
+    lateness = Lateness(hosts)
+    lateness.take(run.dumps())
+    return lateness.findings()
+
+
+def _names(run: Run) -> list[tuple[Pattern, tuple[int, ...]]]:
+    return [(one.pattern, one.ranks) for one in _found(run)]
+
+
+class TestNoise:
+    """Scheduling noise is not a straggler."""
+
+    def test_nobody_is_named_in_a_thousand_healthy_runs(self) -> None:
+        for seed in range(1000):
+            rng = random.Random(seed)
+            ranks, work = rng.choice((2, 3, 4, 8)), rng.choice((0.0, 1.0, 10.0))
+            run = Run(ranks, seed, heavy=rng.choice((0.3, 1.0, 3.0)))
+            run.steps(26, lambda n, rank, work=work: work)  # type: ignore[misc]
+            assert not _found(run), (seed, ranks, work)
+
+    def test_nor_in_long_ones_at_any_moment(self) -> None:
+        for seed in range(20):
+            run, lateness = Run(2 + seed % 4, seed), Lateness()
+            for _ in range(10):
+                run.steps(15)
+                lateness.take(run.dumps(last=30))
+                assert not lateness.findings(), seed
+
+    def test_a_scheduler_that_keeps_a_rank_behind_most_of_the_time(self) -> None:
+        # As recorded of two ranks beside three busy processes: rank 1 last in 48 of 60.
+        run, rng = Run(2, heavy=0.1), random.Random(1)
+        run.steps(121, lambda n, rank: 5.0 if (rng.random() < 0.75) == rank else 1.0)
+        assert not _found(run)
+
+    @pytest.mark.parametrize("which", RECORDED)
+    def test_recorded_runs_on_two_cores(self, which: str) -> None:
+        run = Run(len(RECORDED[which]))
+        for rank, times in enumerate(RECORDED[which]):
+            for entered, left in times:
+                run.add(rank, "all_reduce", entered / 1000, left / 1000)
+        for count in (22, 62, 122):
+            for first in range(0, 123 - count):
+                dumps = run.dumps()
+                for dump in dumps.values():
+                    dump["records"] = dump["records"][first : first + count]
+                lateness = Lateness()
+                lateness.take(dumps)
+                assert lateness.groups()
+                assert not lateness.findings()
+
+    def test_work_that_changes_for_all_ranks_alike(self) -> None:
+        assert not _found(Run().steps(61, lambda n, rank: 40.0 if n % 5 else 1.0))
+
+
+class TestInjected:
+    """A sleep on a rank, on two, in turns; uneven work: named within 20 ops."""
+
+    @pytest.mark.parametrize("ms", [10, 50])
+    @pytest.mark.parametrize(
+        ("work", "pattern", "ranks"),
+        [
+            (lambda n, rank: rank == 2, Pattern.STEADY, {2}),
+            (lambda n, rank: rank in (1, 3), Pattern.STEADY, {1, 3}),
+            (lambda n, rank: rank == n % 4, Pattern.TURNS, {0, 1, 2, 3}),
+            (lambda n, rank: rank, Pattern.UNEVEN, {3}),
+        ],
+        ids=["one", "two", "turns", "uneven"],
+    )
+    def test_a_long_one(
+        self,
+        ms: int,
+        work: Callable[[int, int], int],
+        pattern: Pattern,
+        ranks: set[int],
+    ) -> None:
+        named = 0
+        for seed in range(30):
+            run = Run(4, seed).steps(TWENTY, lambda n, r: 1 + ms * work(n, r))
+            found = _found(run)
+            assert all((x.pattern, {*x.ranks}) == (pattern, ranks) for x in found)
+            named += len(found) == 1
+        # Now and then the noise is longer than 10 ms too often.
+        assert named >= (30 if ms == 50 else 28)
+
+    @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+    def test_groups_of_every_size(self, ranks: int) -> None:
+        run = Run(ranks, heavy=0.3).steps(
+            TWENTY, lambda n, r: 1 + 20 * (r == ranks - 1)
+        )
+        assert _names(run) == [(Pattern.STEADY, (ranks - 1,))]
+
+    def test_a_short_one_is_named_where_it_is_quiet_and_never_wrongly(self) -> None:
+        def work(n: int, rank: int) -> float:
+            return 1 + 2 * (rank == 2)
+
+        quiet = Run(heavy=0.1).steps(TWENTY, work)
+        assert _names(quiet) == [(Pattern.STEADY, (2,))]
+        for seed in range(100):
+            found = _found(Run(seed=seed).steps(61, work))
+            assert {one.ranks for one in found} <= {(2,)}
+
+    def test_one_that_begins_late_in_a_long_run(self) -> None:
+        run, lateness = Run().steps(200), Lateness()
+        lateness.take(run.dumps())
+        assert not lateness.findings()
+        run.steps(20, lambda n, rank: 1 + 20 * (rank == 1))
+        lateness.take(run.dumps(last=60))
+        (found,) = lateness.findings()
+        assert (found.ranks, found.of) == ((1,), 20)
+
+    def test_one_line_of_a_step_of_three(self) -> None:
+        run = Run()
+        for _ in range(TWENTY):
+            run.steps(1, lambda n, rank: 1 + 10 * (rank == 0), line="cell 7 line 4")
+            run.steps(2, line="cell 7 line 5")
+        (found,) = _found(run)
+        assert (found.ranks, found.line) == ((0,), "cell 7 line 4")
+
+
+class TestSaid:
+    def test_the_sentence_has_what_a_person_needs(self) -> None:
+        run = Run(heavy=0.05).steps(
+            TWENTY,
+            lambda n, rank: 9 if rank == 2 else 1,
+            late_line={2: "cell 7 line 12"},
+        )
+        (found,) = _found(run)
+        assert str(found) == (
+            "rank 2 is last to enter 20 of 20 all_reduce at cell 7 line 9, which it "
+            "enters at cell 7 line 12: the others wait 8.0 ms each time, "
+            f"{found.share:.0%} of their time"
+        )
+        assert 0.8 < found.share < 0.9
+        assert 0.0075 < found.wait < 0.0085
+
+    def test_each_rank_has_how_late_it_is_and_how_long_it_waits(self) -> None:
+        lateness = Lateness()
+        run = Run(heavy=0.05).steps(51, lambda n, rank: 9 if rank == 2 else 1)
+        lateness.take(run.dumps())
+        (group,) = lateness.groups()
+        late, others = group.ranks[2], [group.ranks[rank] for rank in (0, 1, 3)]
+        assert (late.late, late.of) == (50, 50)
+        assert late.by == pytest.approx(0.008, rel=0.1)
+        assert late.waits < 0.05 < 0.8 < min(one.waits for one in others)
+        assert [one.late for one in others] == [0, 0, 0]
+
+    def test_a_pause_between_two_cells_is_no_time_that_somebody_waits(self) -> None:
+        def share(pause: float) -> float:
+            run = Run(heavy=0.05).steps(30, lambda n, rank: 9 if rank == 2 else 1)
+            for rank in run.now:
+                run.now[rank] += pause
+            run.steps(30, lambda n, rank: 9 if rank == 2 else 1)
+            (found,) = _found(run)
+            return found.share
+
+        assert share(60_000) == pytest.approx(share(0), abs=0.02)
+
+    def test_little_waiting_in_long_steps_is_not_worth_a_word(self) -> None:
+        run = Run(heavy=0.2).steps(61, lambda n, rank: 1000 + 10 * (rank == 1))
+        assert not _found(run)
+        lateness = Lateness()
+        lateness.take(run.dumps())
+        assert lateness.groups()[0].ranks[1].late >= 55
+
+
+class TestNotBlamed:
+    """Who is late for the time of others, by design, or without a cost."""
+
+    def test_a_pipeline(self) -> None:
+        # Each stage waits for the one before it, and works as long.
+        run = Run(heavy=0.1)
+        for _ in range(40):
+            for rank in run.now:
+                begin = run.now[rank]
+                if rank:
+                    arrived = run.now[rank - 1]
+                    run.add(rank, "recv", begin, max(begin, arrived))
+                    begin = max(begin, arrived)
+                run.now[rank] = begin + 5.0
+                if rank < 3:
+                    run.add(rank, "send", run.now[rank], run.now[rank] + 0.01)
+            run.steps(1, lambda n, rank: 0.0)
+        assert not _found(run)
+
+    def test_experts_with_unequal_parts(self) -> None:
+        run = Run(heavy=0.1)
+        for _ in range(40):
+            for rank in run.now:
+                now = run.now[rank]
+                splits = [[3, 1], [2, 2]]
+                run.add(rank, "all_to_all_single", now, now + 0.1, splits=splits)
+            run.steps(1, lambda n, rank: 1 + 10 * (rank == 3))
+        assert not _found(run)
+
+    def test_a_rank_that_waited_in_another_group(self) -> None:
+        # Rank 3 is late for all since rank 2 is late for both of them.
+        run = Run(heavy=0.1)
+        run.groups["tp"] = (2, 3)
+        for _ in range(40):
+            run.steps(1, lambda n, rank: 12.0 if rank == 2 else 1.0, group="tp")
+            run.steps(1, lambda n, rank: 0.0)
+        found = _found(run)
+        assert {one.group.name for one in found} == {"tp"}
+        assert {one.ranks for one in found} == {(2,)}
+
+    def test_nobody_waits_for_an_asynchronous_op(self) -> None:
+        def late(n: int, rank: int) -> float:
+            return 1 + 10 * (rank == 2)
+
+        def after(rank: int) -> float:
+            # All compute for as long: rank 2 issues the op later than the others.
+            return 5.0 if rank == 2 else 15.0
+
+        assert not _found(Run(heavy=0.1).steps(61, late, waited=after))
+        assert not _found(Run(heavy=0.1).steps(61, late, waited=lambda rank: None))
+        # Rank 2 works for longer in all.
+        assert _found(Run(heavy=0.1).steps(61, late, waited=lambda rank: 15.0))
+
+    def test_a_slow_link_is_told_from_slow_work(self) -> None:
+        run = Run(heavy=0.1, leave=lambda n, rank: 8.0 * (rank == 1))
+        (found,) = _found(run.steps(61, lambda n, rank: 1.0))
+        assert (found.pattern, found.ranks) == (Pattern.LEAVES_LATE, (1,))
+        assert "after leaving the one before late" in str(found)
+
+    def test_an_op_that_one_side_of_leaves_early_says_nothing(self) -> None:
+        run = Run(heavy=0.1)
+        run.op = "broadcast"
+        assert not _found(run.steps(61, lambda n, rank: 1 + 10 * (rank == 2)))
+
+    def test_one_early_rank_is_nobodys_fault(self) -> None:
+        run = Run(heavy=0.1).steps(61, lambda n, rank: 1 if rank == 0 else 11)
+        assert not _found(run)
+
+
+class TestUnknown:
+    def test_nccl_records_when_an_op_is_enqueued(self) -> None:
+        run = Run(backend="nccl").steps(61, lambda n, rank: 1 + 10 * (rank == 2))
+        lateness = Lateness()
+        lateness.take(run.dumps())
+        (group,) = lateness.groups()
+        assert (group.ranks, group.findings) == ({}, ())
+        assert "enqueued" in group.unknown
+
+    def test_a_library_that_does_not_record_who_waits(self) -> None:
+        run = Run().steps(61, lambda n, rank: 1 + 10 * (rank == 2))
+        for records in run.records.values():
+            for one in records:
+                one["time_waited_ns"] = None
+        lateness = Lateness()
+        lateness.take(run.dumps())
+        (group,) = lateness.groups()
+        assert not group.findings
+        assert "since when a rank waits" in group.unknown
+
+    def test_an_op_counts_once_all_ranks_are_known_to_have_completed_it(self) -> None:
+        run, lateness = Run().steps(41, lambda n, r: 1 + 20 * (r == 2)), Lateness()
+        dumps = run.dumps()
+        lateness.take({rank: dumps[rank] for rank in (0, 1, 2)})
+        assert lateness.groups() == []
+        cut = {**dumps[3], "records": dumps[3]["records"][:11]}
+        lateness.take({**dumps, 3: cut})
+        lateness.take({**dumps, 3: cut})
+        assert lateness.groups()[0].ranks[2].of == 10
+        lateness.take(dumps)
+        assert lateness.groups()[0].ranks[2].of == 40
+
+    def test_what_is_kept_is_bounded(self) -> None:
+        run, lateness = Run(2), Lateness()
+        for number in range(50):
+            run.steps(3, line=f"cell 7 line {number}")
+        run.steps(300, line="cell 8 line 1")
+        lateness.take(run.dumps())
+        (group,) = lateness.groups()
+        assert group.ranks[0].of <= 31 * 3 + 120
+
+
+#: Two hosts, the clocks of which differ by 3 s.
+HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
+CLOCKS = {2: 3000.0, 3: 3000.0}
+
+
+class TestClocks:
+    """Hosts whose clocks differ by seconds, aligned by the collectives themselves."""
+
+    def _found(self, run: Run) -> list[LateFinding]:
+        return _found(run, HOSTS)
+
+    def test_three_seconds_do_not_matter(self) -> None:
+        for rank in range(4):
+            run = Run(clocks=CLOCKS)
+            run.steps(41, lambda n, r: 1 + 20 * (r == rank))  # noqa: B023
+            (found,) = self._found(run)
+            assert (found.pattern, found.ranks) == (Pattern.STEADY, (rank,))
+            assert 0 < found.clock_error < 0.002
+            assert "the clocks of the hosts agree within" in str(found)
+
+    def test_nor_in_healthy_runs(self) -> None:
+        for seed in range(100):
+            assert not self._found(Run(seed=seed, clocks=CLOCKS).steps(61))
+
+    def test_all_ranks_of_a_host(self) -> None:
+        run = Run(clocks=CLOCKS).steps(41, lambda n, r: 1 + 20 * (r > 1))
+        (found,) = self._found(run)
+        assert (found.pattern, found.ranks, found.hosts) == (
+            Pattern.HOST,
+            (2, 3),
+            ("b",),
+        )
+        assert str(found).startswith("ranks 2–3 (b) are last to enter")
+
+    def test_a_link_is_not_taken_for_a_clock_nor_for_work(self) -> None:
+        run = Run(clocks=CLOCKS, leave=lambda n, rank: 8.0 * (rank > 1))
+        assert not self._found(run.steps(61, lambda n, rank: 1.0))
+
+    def test_an_error_as_long_as_the_lateness_is_respected(self) -> None:
+        rng = random.Random(5)
+        run = Run(clocks=CLOCKS)
+        run.leave = lambda n, rank: 20 * rng.random() if rank > 1 else 0.0
+        run.steps(61, lambda n, rank: 1 + 5 * (rank == 1))
+        assert not self._found(run)
