@@ -2,8 +2,9 @@
 
 The tests of ``torch.testing._internal.distributed.distributed_test`` run one after the
 other in one process for each rank, which saves the import of torch for each. With
-``rankscope`` as BACKEND its groups stand in the place of gloo's, as the tests ask for
-gloo by name. RESULTS is a file for the outcomes on this rank; without a NAME, all run.
+``rankscope:TRANSPORT`` as BACKEND its groups stand in the place of gloo's, as the tests
+ask for gloo by name. RESULTS is a file for the outcomes on this rank; without a NAME,
+all run.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def main() -> None:
         is_master=RANK == 0,
         timeout=timedelta(seconds=120),
     )
-    if backend == "rankscope":
-        put_in_place_of_gloo()
+    name, _, transport = backend.partition(":")
+    if name == "rankscope":
+        put_in_place_of_gloo(transport)
     barriers = iter(range(10**9))
 
     def meet(*args: Any, seconds: float = 2 * TIMEOUT, **kwargs: Any) -> None:
@@ -117,18 +119,20 @@ def run(tests: Any, name: str, file: Path) -> str:
     return "passed"
 
 
-def put_in_place_of_gloo() -> None:
+def put_in_place_of_gloo(transport: str) -> None:
     """Have torch make groups of rankscope where gloo is asked for."""
     from torch.distributed import distributed_c10d
 
-    import rankscope.torch  # noqa: F401 - registers the backend
+    import rankscope.torch
 
+    options = rankscope.torch.Options(transport=transport)
     original = distributed_c10d._new_process_group_helper
 
     def make(size: int, rank: int, ranks: Any, backend: Any, *args: Any, **more: Any):
         if str(backend) != "gloo":
             return original(size, rank, ranks, backend, *args, **more)
         ours = distributed_c10d.Backend("rankscope")
+        more["backend_options"] = options
         return original(size, rank, ranks, ours, *args, **more)
 
     distributed_c10d._new_process_group_helper = make

@@ -77,6 +77,7 @@ def hang(cluster: Cluster, rank: int) -> Callable[[], str]:
 
 def issued(cluster: Cluster) -> int:
     (group,) = cluster.status(fresh=True).ranks[0].groups
+    assert group.issued is not None
     return group.issued
 
 

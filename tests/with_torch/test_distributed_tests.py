@@ -7,10 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from rankscope.backends.ucx import library
 
 SCRIPT = Path(__file__).with_name("distributed_tests.py")
 
@@ -57,24 +59,37 @@ EXCEPTIONS = {
 }
 
 
+#: Where `make environment` installs UCX; torch's environment has none.
+INSTALLED = ".venv/lib/python*/site-packages/libucx/lib"
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 
-def run(backend: str, folder: Path, names: Sequence[str] = ()) -> dict[str, str]:
-    """Return how the tests ended over `backend` with two ranks: the worse end."""
-    folder = folder / backend
-    folder.mkdir()
+def ucx_folder() -> str:
+    """Return where UCX's libraries are; skip the test where they are nowhere."""
+    root = Path(__file__).parents[2]
+    found = library.folder() or next(root.glob(INSTALLED), None)
+    if found is None:
+        pytest.skip("UCX is installed nowhere: make environment")
+    return str(found)
+
+
+def run(backend: str, size: int, folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return how the tests ended over `backend` with `size` ranks: the worst end."""
     env = {
         **os.environ,
-        "WORLD_SIZE": "2",
+        "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "MEETING_PORT": str(free_port()),
     }
+    if backend.endswith("ucx"):
+        env[library.VARIABLE] = ucx_folder()
     command = [sys.executable, str(SCRIPT), backend]
-    files = [folder / f"outcomes-{rank}" for rank in range(2)]
+    files = [folder / f"outcomes-{rank}" for rank in range(size)]
     with (folder / "log").open("w") as log:
         processes = [
             subprocess.Popen(
@@ -87,28 +102,47 @@ def run(backend: str, folder: Path, names: Sequence[str] = ()) -> dict[str, str]
         ]
         try:
             for process in processes:
-                process.wait(timeout=180)
+                process.wait(timeout=400)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    first, second = (json.loads(file.read_text()) for file in files)
-    assert list(first) == list(second)
+    outcomes = [json.loads(file.read_text()) for file in files]
+    assert {len(one) for one in outcomes} == {len(outcomes[0])}
     # "failed" < "passed" < "skipped"
-    return {name: min(first[name][0], second[name][0]) for name in first}
+    return {name: min(one[name][0] for one in outcomes) for name in outcomes[0]}
 
 
-def test_a_selection_passes(tmp_path: Path) -> None:
-    outcomes = run("rankscope", tmp_path, SELECTION)
-    assert outcomes == dict.fromkeys(SELECTION, "passed")
+@pytest.mark.parametrize(
+    ("transport", "size", "names"),
+    [("tcp", 2, SELECTION), ("ucx", 4, SELECTION[::4])],
+)
+def test_a_selection_passes(
+    tmp_path: Path, transport: str, size: int, names: list[str]
+) -> None:
+    outcomes = run(f"rankscope:{transport}", size, tmp_path, names)
+    assert outcomes == dict.fromkeys(names, "passed")
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def passing(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, list[str]]:
+    """A number of ranks, and the tests that pass over torch's gloo with it."""
+    ends = run("gloo", request.param, tmp_path_factory.mktemp("gloo"), ())
+    found = [name for name, end in ends.items() if end == "passed"]
+    assert len(found) >= 90
+    return request.param, found
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(400)
-def test_all_pass_that_pass_over_gloo(tmp_path: Path) -> None:
-    theirs, ours = run("gloo", tmp_path), run("rankscope", tmp_path)
-    passed = {name for name, end in theirs.items() if end == "passed"}
-    assert len(passed) >= 90
-    assert passed - set(EXCEPTIONS) <= {
-        name for name, end in ours.items() if end == "passed"
-    }
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("transport", ["tcp", "ucx"])
+def test_all_pass_that_pass_over_gloo(
+    passing: tuple[int, list[str]], tmp_path: Path, transport: str
+) -> None:
+    size, found = passing
+    # Those of EXCEPTIONS keep the other ranks, too.
+    names = [name for name in found if name not in EXCEPTIONS]
+    outcomes = run(f"rankscope:{transport}", size, tmp_path, names)
+    assert outcomes == dict.fromkeys(names, "passed")
