@@ -64,6 +64,7 @@ __all__ = [
     "debug",
     "install",
     "installed",
+    "launched_as",
     "names_of",
 ]
 
@@ -74,6 +75,8 @@ _NOT_READY = (
 )
 
 _agent: Agent | None = None
+#: The place among the engines of our own launcher; ``None``: of another one.
+_launched_rank: int | None = None
 
 
 def install(version: str) -> str:
@@ -309,8 +312,16 @@ class Agent:
         }
 
 
+def launched_as(rank: int | None) -> None:
+    """Note, before the engine runs, the rank that its launcher means it for."""
+    global _launched_rank
+    _launched_rank = rank
+
+
 def _job_rank() -> int | None:
-    """Return the rank that mpiexec (Open MPI, PMI) or srun gave this process."""
+    """Return the rank that the launcher gave this process: ours, mpiexec or srun."""
+    if _launched_rank is not None:
+        return _launched_rank
     return first_number(ranks(OPEN_MPI, PMI, SLURM))
 
 

@@ -1,43 +1,60 @@
-"""The process that forks the engines of one machine: it imports once for all of them.
+"""The process that forks the engines of one host: it imports once for all of them.
 
-`cluster.fork_launcher` starts ``python -m rankscope.engines.agent.fork_server FD``
-with the environment and the working directory of the engines. FD is a socket; on it,
-one JSON object per line:
+`cluster.fork_servers` starts ``python -m rankscope.engines.agent.fork_server`` with
+the environment and the working directory of the engines; on another host, by ssh. On
+stdin and stdout, one JSON object per line:
 
-To the server, first, ``{"engines": [...], "environment": {...}}``
-    The engines to start, each with the file of its ``output`` and its ``arguments``;
-    and variables that are to be added to their environment.
+From the server, first, if it was started with ``describe``: ``{"host": {...}}``
+    What `describe` returns.
+To the server ``{"connect": [address, port]}``
+    Whether the engines can connect there; ``{"refused": why}``, empty if they can.
+To the server ``{"fork": [...], "environment": {...}, "stay": false}``
+    The engines to start, each with its ``arguments``, the file of its ``output`` (null:
+    one without a name) and its ``job_rank`` (null: none); and variables that are to be
+    added to their environment. A server that is to ``stay`` may get more of these, and
+    ends at the end of stdin only.
 From the server ``{"pids": [...]}``
     The engines' pids, in the order of the request.
-From the server ``{"pid": pid, "exit_code": code}``
-    The end of an engine; a code below 0 is a signal's number.
+From the server ``{"pid": pid, "exit_code": code, "output": text}``
+    The end of an engine; a code below 0 is a signal's number. The last lines of an
+    output without a name.
+To the server ``{"signal": [pid, number]}``
+    Send a signal to an engine.
 To the server ``{"keep": true}``
-    At the end of file the engines are to run on. Otherwise the server ends them.
+    At the end of stdin the engines are to run on. Otherwise the server ends them.
 
-The server is the parent of its engines, and ends when all of them have ended. Nothing
-that it imports before the fork may start a thread, open a context of ZeroMQ or an event
-loop, or call CUDA.
+The server is the parent of its engines, and ends when all of them have ended. It has
+one thread, so that it can fork at any time. Nothing that it imports before the fork may
+start a thread, open a context of ZeroMQ or an event loop, or call CUDA.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["PRELOADED", "main", "preload_backends"]
+__all__ = ["PRELOADED", "describe", "main", "preload_backends"]
 
 #: Seconds between SIGTERM and SIGKILL where the owner has ended.
 GRACE = 2.0
+#: Seconds that a connection to the controller may take.
+CONNECT_TIMEOUT = 5.0
+#: Bytes of an engine's output that are sent when it has failed.
+OUTPUT_BYTES = 8192
+#: Of `prctl`: the signal that this process gets at the end of its parent.
+PR_SET_PDEATHSIG = 1
 
 #: What an engine imports until it has its rank. An import that fails here fails, or is
 #: done without, where the engine does it.
@@ -52,12 +69,25 @@ PRELOADED = (
     "IPython.extensions.storemagic",
 )
 
+#: Packages whose versions hosts should have in common.
+COMPARED = (
+    "ipyparallel",
+    "ipykernel",
+    "numpy",
+    "torch",
+    "mpi4py",
+    "libucx-cu12",
+    "libucx-cu13",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+)
+
 
 def main() -> None:
     """Serve; in a forked child, run the engine instead."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    # A parent that ignores it gets no exit codes.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    server = _Server()
+    if "describe" in sys.argv[1:]:
+        server.send({"host": describe()})
     # As the engine's own start does: read when its debugger is imported.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     gc.disable()
@@ -66,24 +96,35 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     preload_backends()
-    with connection.makefile("rb") as lines:
-        line = lines.readline()
-    if not line:
-        # The owner gave up, or has ended.
-        return
-    request: dict[str, Any] = json.loads(line)
-    # From here on the end of file ends the server, together with its engines.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.environ.update(request["environment"])
-    # Out of the way of each collection, which would copy the pages that are shared.
-    gc.collect()
-    gc.freeze()
-    forked = _fork(request["engines"], connection)
-    gc.enable()
-    if forked is None:
-        run()
-    else:
-        _Server(connection, forked).serve()
+    server.serve()
+    run()
+
+
+def describe() -> dict[str, Any]:
+    """Return what the notebook compares of this host, and how it was reached."""
+    from importlib import metadata
+
+    from rankscope import __version__
+
+    versions = {}
+    for name in COMPARED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    gpus = "/proc/driver/nvidia/gpus"
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        free = dict(line.split(":", 1) for line in lines)["MemAvailable"]
+    return {
+        "name": socket.gethostname(),
+        "executable": sys.executable,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "rankscope": __version__,
+        "versions": versions,
+        "gpus": len(os.listdir(gpus)) if os.path.isdir(gpus) else 0,
+        "cores": len(os.sched_getaffinity(0)),
+        "free": 1024 * int(free.split()[0]),
+        # Of sshd: address and port of the client, then of the server.
+        "client": (os.environ.get("SSH_CONNECTION") or " ").split(" ")[0],
+    }
 
 
 def preload_backends() -> None:
@@ -94,41 +135,203 @@ def preload_backends() -> None:
             registry.resolve(name)
 
 
-def _fork(
-    engines: Sequence[dict[str, Any]], connection: socket.socket
-) -> list[int] | None:
-    """Fork a child for each engine; return the pids, and ``None`` in a child."""
-    pids: list[int] = []
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for engine in engines:
+class _Server:
+    """Forks the engines, reports their ends, and ends them with the owner."""
+
+    def __init__(self) -> None:
+        # What is printed while modules are imported is no message.
+        self._in, self._out, self._pid = os.dup(0), os.dup(1), os.getpid()
+        os.dup2(2, 1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        self._living: set[int] = set()
+        self._outputs: dict[int, int] = {}
+        self._received = b""
+        self._forked = self._stays = self._keeps = self._owner_ended = False
+        # The next signal to the engines of an owner that has ended, and when.
+        self._next: tuple[float, int] | None = None
+        # The end of a child, and the parent's own signals, end the wait for a message.
+        self._wakeup, writer = os.pipe()
+        for fd in (self._wakeup, writer):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._writer = writer
+
+    def send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        # An owner that has ended needs no report.
+        with contextlib.suppress(OSError):
+            while line:
+                line = line[os.write(self._out, line) :]
+
+    def serve(self) -> None:
+        """Serve until the end of the process; return in a forked engine."""
+        poll = select.poll()
+        poll.register(self._in, select.POLLIN)
+        poll.register(self._wakeup, select.POLLIN)
+        while True:
+            wait = None
+            if self._next is not None:
+                wait = max(0.0, self._next[0] - time.monotonic()) * 1000
+            ready = dict(poll.poll(wait))
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+            self._reap()
+            if self._in in ready and self._listen():
+                return
+            if self._owner_ended and self._in in ready:
+                poll.unregister(self._in)
+            if self._next is not None and time.monotonic() >= self._next[0]:
+                self._signal_all(self._next[1])
+            if self._is_done():
+                # Without the clean-up of what was imported for the engines.
+                os._exit(0)
+
+    def _is_done(self) -> bool:
+        if self._owner_ended:
+            return self._keeps or not self._living
+        return self._forked and not (self._living or self._stays)
+
+    def _listen(self) -> bool:
+        """Handle what was received; return whether this is a forked engine."""
         try:
-            pid = os.fork()
+            chunk = os.read(self._in, 65536)
         except OSError:
-            for one in pids:
-                os.kill(one, signal.SIGKILL)
-            raise
-        if pid == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            connection.close()
-            _become_engine(engine)
-            return None
-        pids.append(pid)
-    return pids
+            chunk = b""
+        if not chunk:
+            self._owner_ended = True
+            if not self._keeps:
+                self._signal_all(signal.SIGTERM)
+            return False
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        return any(self._handle(json.loads(line)) for line in lines)
+
+    def _handle(self, message: dict[str, Any]) -> bool:
+        if "fork" in message:
+            return self._fork(message)
+        if "connect" in message:
+            self.send({"refused": _why_refused(*message["connect"])})
+        elif "signal" in message:
+            pid, signum = message["signal"]
+            # The pid of one that has ended may have been given again.
+            if pid in self._living:
+                os.kill(pid, signum)
+        else:
+            self._keeps = message["keep"]
+        return False
+
+    def _signal_all(self, signum: int) -> None:
+        for pid in self._living:
+            os.kill(pid, signum)
+        self._next = None
+        if signum == signal.SIGTERM:
+            self._next = time.monotonic() + GRACE, signal.SIGKILL
+
+    def _reap(self) -> None:
+        while self._living:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._living.discard(pid)
+            code = os.waitstatus_to_exitcode(status)
+            output = self._outputs.pop(pid)
+            text = _last_of(output) if code else ""
+            os.close(output)
+            self.send({"pid": pid, "exit_code": code, "output": text})
+
+    def _fork(self, request: dict[str, Any]) -> bool:
+        """Fork a child for each engine; return whether this is one of them."""
+        # From here on the end of stdin ends the server, together with its engines.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.environ.update(request["environment"])
+        self._forked, self._stays = True, request["stay"]
+        # Out of the way of each collection, which would copy the pages that are shared.
+        gc.collect()
+        gc.freeze()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        outputs = [_open_output(one["output"]) for one in request["fork"]]
+        pids: list[int] = []
+        for engine, output in zip(request["fork"], outputs, strict=True):
+            try:
+                pid = os.fork()
+            except OSError:
+                for one in pids:
+                    os.kill(one, signal.SIGKILL)
+                raise
+            if pid == 0:
+                self._close()
+                _become_engine(engine, output, [*outputs, *self._outputs.values()])
+                gc.enable()
+                return True
+            pids.append(pid)
+        self._outputs.update(zip(pids, outputs, strict=True))
+        self._living.update(pids)
+        self.send({"pids": pids})
+        return False
+
+    def _close(self) -> None:
+        """Give up in a child what is the server's."""
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)
+        for fd in (self._in, self._out, self._wakeup, self._writer):
+            os.close(fd)
+        if self._stays:
+            # Where the server is killed nobody else would end the engine.
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._pid:
+                # It has ended before the call.
+                os._exit(1)
 
 
-def _become_engine(engine: dict[str, Any]) -> None:
+def _why_refused(address: str, port: int) -> str:
+    """Return why nothing can be reached there; empty if it can."""
+    try:
+        socket.create_connection((address, port), CONNECT_TIMEOUT).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _open_output(path: str | None) -> int:
+    """Open the log of an engine; without a path one that nobody has to remove."""
+    if path is None:
+        # The file goes with its last descriptor.
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _last_of(output: int) -> str:
+    """Return the end of an output that can be read; of a named one nothing."""
+    size = os.fstat(output).st_size
+    try:
+        return os.pread(output, OUTPUT_BYTES, max(0, size - OUTPUT_BYTES)).decode(
+            errors="replace"
+        )
+    except OSError:
+        # Open for writing only: the owner reads the file.
+        return ""
+
+
+def _become_engine(engine: dict[str, Any], output: int, outputs: Iterable[int]) -> None:
     """Make this forked process what a process of its own would have been."""
     # No signal of the owner's terminal or process group.
     os.setsid()
-    log = os.open(engine["output"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for one in outputs:
+        os.close(one)
     package = os.path.dirname(
         importlib.import_module("ipyparallel.engine").__file__ or ""
     )
     sys.argv = [os.path.join(package, "__main__.py"), *engine["arguments"]]
+    importlib.import_module("rankscope.engines.agent.agent").launched_as(
+        engine["job_rank"]
+    )
     # The title of the process in ps and top; its command line is the server's.
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as title:
         title.write("ipengine")
@@ -138,56 +341,6 @@ def _become_engine(engine: dict[str, Any]) -> None:
     if "multiprocessing.process" in sys.modules:
         process = sys.modules["multiprocessing.process"].current_process()
         process.authkey = os.urandom(32)
-
-
-class _Server:
-    """Reports the ends of the engines, and ends them with the owner.
-
-    Threads are started here, after the last fork.
-    """
-
-    def __init__(self, connection: socket.socket, pids: Sequence[int]) -> None:
-        self._connection = connection
-        self._living = set(pids)
-        # Held while a signal is sent: the pid of an ended child may be given again.
-        self._lock = threading.Lock()
-        self._send({"pids": list(pids)})
-
-    def serve(self) -> None:
-        """Wait for the ends of all engines."""
-        threading.Thread(target=self._listen, daemon=True).start()
-        while self._living:
-            # The zombie holds its pid until the lock is taken.
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            assert ended is not None
-            with self._lock:
-                pid, status = os.waitpid(ended.si_pid, 0)
-                self._living.discard(pid)
-            self._send({"pid": pid, "exit_code": os.waitstatus_to_exitcode(status)})
-        self._exit()
-
-    def _send(self, message: dict[str, Any]) -> None:
-        # An owner that has ended needs no report.
-        with contextlib.suppress(OSError):
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def _listen(self) -> None:
-        """Wait for the end of the owner."""
-        keep = False
-        with contextlib.suppress(OSError), self._connection.makefile("rb") as lines:
-            for line in lines:
-                keep = json.loads(line)["keep"]
-        if keep:
-            self._exit()
-        for signum, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, 0.0)):
-            with self._lock:
-                for pid in self._living:
-                    os.kill(pid, signum)
-            time.sleep(patience)
-
-    def _exit(self) -> NoReturn:
-        """End without the clean-up of what was imported for the engines."""
-        os._exit(0)
 
 
 if __name__ == "__main__":

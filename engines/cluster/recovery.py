@@ -70,7 +70,7 @@ def assign_all(
     deadline: float,
     report: Progress,
 ) -> None:
-    """Assign ranks to engines in the order of their ids, and make the default group.
+    """Assign ranks to engines in the order of their job, and make the default group.
 
     Where the registry has options of torch, that group is torch's.
     """
@@ -83,7 +83,7 @@ def _assign_fresh(
     deadline: float,
     report: Progress,
 ) -> None:
-    for rank, number in enumerate(sorted(hellos)):
+    for rank, number in enumerate(_in_order(hellos)):
         registry.assign(rank, number, hellos[number])
     ranks = range(len(hellos))
     _assign_ranks(registry, ranks)
@@ -138,10 +138,7 @@ def reassign(
     if registry.torch is not None:
         registry.torch = registry.torch.restarted()
     hellos = _install(registry, engine_ids, deadline)
-    # The controller may give the ids of ended engines again. In an MPI job the
-    # ranks have to be those of the job, whatever the ids are.
-    order = sorted(hellos, key=lambda one: (hellos[one]["job_rank"] or 0, one))
-    for rank, number in zip(ranks, order, strict=True):
+    for rank, number in zip(ranks, _in_order(hellos), strict=True):
         registry.assign(rank, number, hellos[number])
     _assign_ranks(registry, ranks)
     _join_store(registry, ranks)
@@ -152,6 +149,15 @@ def reassign(
     if loaded:
         torch_start.init_group(registry, loaded, deadline, report)
     registry.start_status(ranks)
+
+
+def _in_order(hellos: Mapping[int, Hello]) -> list[int]:
+    """Return the ids of engines in the order of their ranks.
+
+    That is the order of their job, where a launcher gave them ranks: the controller
+    numbers engines as they come, and may give the ids of ended engines again.
+    """
+    return sorted(hellos, key=lambda one: (hellos[one]["job_rank"] or 0, one))
 
 
 def _install(

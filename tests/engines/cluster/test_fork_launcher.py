@@ -142,7 +142,7 @@ class TestForkedEngines:
     @pytest.mark.processes
     def test_a_server_that_cannot_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            "rankscope.engines.cluster.fork_launcher._SERVER", "rankscope.nowhere"
+            "rankscope.engines.cluster.fork_servers.MODULE", "rankscope.nowhere"
         )
         with pytest.raises(ClusterStartError) as raised:
             Cluster.start(1)
