@@ -58,6 +58,7 @@ def require_cluster(command: Command) -> Cluster:
 
 def check_init(values: Values) -> None:
     """Refuse options of ``%dist_init`` that exclude each other."""
+    _check_hosts(values)
     attach = values["cluster_id"] is not None or values["connection_file"] is not None
     if values["n"] is None and not attach and values["profile"] is None:
         DIST_INIT.fail(
@@ -74,10 +75,32 @@ def check_init(values: Values) -> None:
             "torch's ops over Rankscope's group"
         )
     if values["n"] is None:
-        for name in ("engines", "keep", "devices", "share_gpu", "force"):
+        only = ("engines", "keep", "devices", "share_gpu", "force", "start_timeout")
+        for name in only:
             if values[name]:
                 flag = name.replace("_", "-")
                 DIST_INIT.fail(f"--{flag} is for ranks that are started: -n is missing")
+
+
+def _check_hosts(values: Values) -> None:
+    """Take the number of ranks from the hosts; refuse what does not go with them."""
+    hosts = values["hosts"]
+    if hosts is None:
+        for name in ("remote_python", "interface"):
+            if values[name] is not None:
+                flag = name.replace("_", "-")
+                DIST_INIT.fail(f"--{flag} is for hosts: --hosts is missing")
+        return
+    n = sum(hosts.values())
+    if values["n"] not in (None, n):
+        DIST_INIT.fail(f"-n {values['n']}: the hosts have {n} ranks; leave -n out")
+    for name in ("engines", "keep"):
+        if values[name]:
+            DIST_INIT.fail(
+                f"--{name} does not go with --hosts, which has a launcher of its own; "
+                "its ranks end with the notebook"
+            )
+    values["n"] = n
 
 
 def chosen_ranks(

@@ -399,6 +399,10 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         return Cluster.attach(connection_file=values["connection_file"], **common)
     return Cluster.start(
         values["n"],
+        hosts=values["hosts"],
+        remote_python=values["remote_python"],
+        interface=values["interface"],
+        start_timeout=values["start_timeout"] or 120,
         engines=values["engines"],
         keep=values["keep"],
         devices=values["devices"] or (),

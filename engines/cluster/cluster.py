@@ -21,6 +21,7 @@ from ..wire.requests import Interrupt
 from . import launch, preconditions, recovery
 from .cluster_file import Announcement, ClusterFile
 from .gpus import Gpus
+from .hosts import HOSTS, Hosts, HostSpec, parse_hosts
 from .launched import Launched
 from .observed_ranks import FRESH
 from .ranks import Chosen, Ranks
@@ -58,11 +59,22 @@ class Cluster(Ranks):
 
     Parameters
     ----------
-    n : int
-        The number of ranks.
+    n : int, optional
+        The number of ranks, where `hosts` does not say it.
+    hosts : str, path or mapping of str to int, optional
+        The hosts of the ranks, in rank order, with the number of ranks on each:
+        ``"a:4,b:4"``, ``{"a": 4, "b": 4}``, or a hostfile with such a line for each
+        host. Other hosts than this one are reached by the system's ``ssh``, with its
+        configuration and keys, without a password. The ranks end with this process.
+    remote_python : str, optional
+        The Python of the other hosts, which has Rankscope; by default the path of this
+        one.
+    interface : str, optional
+        The network interface of this host, or its address, at which the `hosts` reach
+        the controller; by default the one by which ssh has reached them.
     engines : str, optional
         The launcher: ``local``, ``spawn``, ``mpi``, or another one of ipyparallel, as
-        ``ssh`` or ``slurm`` (never tried). ``None``: the launcher that `backend` needs
+        ``slurm`` (never tried). ``None``: the launcher that `backend` needs
         (``mpi`` for MPI), else ``local``. The ranks of ``local`` are forked from one
         process that has imported what they need; ``spawn`` starts each from scratch
         instead.
@@ -98,12 +110,13 @@ class Cluster(Ranks):
     Raises
     ------
     ValueError
-        For an invalid `backend`, `torch` or `devices`.
+        For an invalid `backend`, `torch`, `devices` or `hosts`.
     ClusterError
         `n` is no number of ranks. A `ClusterStartError` if the library of every named
-        backend is missing, or torch; if `n` ranks are too many for this machine; and,
-        with the last lines of the logs, if the cluster is not ready in time or a
-        process of it ended. Nothing is left running then.
+        backend is missing, or torch; if `n` ranks are too many for this machine; if a
+        host is not reached, or lacks what its ranks need; and, with the last lines of
+        the logs, if the cluster is not ready in time or a process of it ended. Nothing
+        is left running then.
 
     Examples
     --------
@@ -150,8 +163,11 @@ class Cluster(Ranks):
 
     def __init__(
         self,
-        n: int,
+        n: int | None = None,
         *,
+        hosts: HostSpec | None = None,
+        remote_python: str | None = None,
+        interface: str | None = None,
         engines: str | None = None,
         backend: str | None = None,
         timeout: float | None = None,
@@ -165,6 +181,9 @@ class Cluster(Ranks):
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> None:
+        named = _named_hosts(hosts, n, engines, keep, remote_python, interface)
+        if named is not None:
+            n, engines = len(named.names), HOSTS
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
         # Refused here, not seconds later on every engine.
@@ -184,10 +203,13 @@ class Cluster(Ranks):
                 preconditions.check_torch()
             if not force:
                 preconditions.check_capacity(n)
+        elif named is not None and not force:
+            named.limited = True
         private.check()
         report = progress or _silent
         deadline = time.monotonic() + start_timeout
         launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
+        launched.hosts = named
         connected = False
         try:
             client = launched.start(n, start_timeout, report)
@@ -365,11 +387,13 @@ class Cluster(Ranks):
 
     @property
     def advice(self) -> str:
-        """Advice about the GPUs and backends of the ranks, one line each; often empty.
+        """Advice about hosts, GPUs and backends, one line each; often empty.
 
         For example a backend that was named and cannot be used.
         """
-        return "\n".join(self._registry.advice)
+        hosts = None if self._launched is None else self._launched.hosts
+        differences = [] if hosts is None else hosts.differences
+        return "\n".join([*differences, *self._registry.advice])
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
@@ -416,6 +440,11 @@ class Cluster(Ranks):
                 "controller: start engines as before, then attach again"
             )
         launched.check_controller()
+        if launched.has_lost_engines:
+            raise ClusterError(
+                "restart: the notebook that started these ranks has the connections to "
+                "their hosts: only it can start others there"
+            )
         preconditions.check_folder()
         if len(chosen) < self.n and self.restarts_together:
             alive = [rank for rank in self.ranks if self._registry.slots[rank].alive]
@@ -437,7 +466,7 @@ class Cluster(Ranks):
             exported = recovery.export_groups(self._registry, chosen)
             self._registry.terminate(chosen, why)
             numbers = launched.start_engines(
-                self._client, len(chosen), start_timeout, report
+                self._client, chosen, start_timeout, report
             )
             self._watch_launched()
             try:
@@ -447,7 +476,8 @@ class Cluster(Ranks):
             except BaseException:
                 held = self.engine_ids.values()
                 without_rank = [one for one in numbers if one not in held]
-                if launched.kill_engines(but=self.pids.values()):
+                slots = self._registry.slots
+                if launched.kill_engines(but=[(one.pid, one.host) for one in slots]):
                     self._registry.unregister(without_rank)
                 else:
                     self._registry.kill(without_rank)
@@ -503,12 +533,14 @@ class Cluster(Ranks):
         self._cells.abandon("ClusterShutDown", "the cluster was shut down")
         # Every step runs, also where an earlier one raises.
         with contextlib.ExitStack() as steps:
-            if self._launched is not None:
-                steps.callback(self._launched.stop)
+            launched = self._launched
+            if launched is not None:
+                steps.callback(launched.stop)
             steps.callback(self._registry.close, unsubscribe=False)
             self._interrupt_cells()
-            if self._launched is None:
+            if launched is None or launched.has_lost_engines:
                 self._registry.terminate(self.ranks, "the cluster was shut down")
+            if launched is None:
                 concurrent.futures.wait([private.shutdown_hub(self._client)], HUB_WAIT)
 
     def _interrupt_cells(self) -> None:
@@ -536,6 +568,41 @@ class Cluster(Ranks):
             self.shutdown(fresh=fresh)
         else:
             self.close()
+
+
+def _named_hosts(
+    hosts: HostSpec | None,
+    n: int | None,
+    engines: str | None,
+    keep: bool,
+    remote_python: str | None,
+    interface: str | None,
+) -> Hosts | None:
+    """Return the hosts that are named; refuse what does not go with them."""
+    if hosts is None:
+        for name, value in (
+            ("remote_python", remote_python),
+            ("interface", interface),
+        ):
+            if value is not None:
+                raise ClusterError(f"{name}={value!r} is for hosts, and none are named")
+        return None
+    try:
+        ranks = parse_hosts(hosts)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"hosts={hosts!r}: {error}") from None
+    named = Hosts(ranks, remote_python, interface)
+    if n not in (None, len(named.names)):
+        raise ClusterError(
+            f"n={n}: hosts={hosts!r} have {len(named.names)} ranks; leave n out"
+        )
+    if engines is not None:
+        raise ClusterError(f"engines={engines!r}: hosts have a launcher of their own")
+    if keep:
+        raise ClusterError(
+            "keep=True: the ranks of hosts end with the process that started them"
+        )
+    return named
 
 
 def _silent(text: str) -> None:

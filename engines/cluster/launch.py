@@ -31,6 +31,8 @@ from . import controller_main
 from .cluster_file import cluster_files
 from .files import session_folder
 from .fork_launcher import ForkedEngineSetLauncher
+from .host_launcher import HostEngineSetLauncher
+from .hosts import HOSTS, LOST_AFTER
 from .launched import Launched
 from .ports import reserved_ports
 
@@ -55,6 +57,8 @@ SPAWN = "spawn"
 #: Milliseconds between two heartbeats of the hub, which registers a new engine only
 #: after a heartbeat: with the default of 3,000 a start takes seconds longer.
 HEARTBEAT = 250
+#: Milliseconds after a heartbeat of the controller at which an engine looks for it.
+_CHECK_LATE = 500
 #: Heartbeats that an engine may miss: half a minute, ipyparallel's default.
 MISSES = 120
 #: The same where the end of an engine is reported without heartbeats: a person may keep
@@ -108,8 +112,8 @@ def prepare(
 ) -> Launched:
     """Make a cluster that is not started yet.
 
-    `engines` is a launcher's name, `profile` an IPython profile, `cluster_id`
-    by default a new one. A `guarded` cluster ends with this process.
+    `engines` is a launcher's name or `HOSTS`, `profile` an IPython profile,
+    `cluster_id` by default a new one. A `guarded` cluster ends with this process.
 
     Raises `ClusterStartError` for a launcher that is not there.
     """
@@ -119,7 +123,7 @@ def prepare(
     # One engine at a time, 0.1 s apart, is the default.
     config.LocalEngineSetLauncher.delay = 0
     options: dict[str, Any] = {
-        "engines": "local" if engines == SPAWN else engines,
+        "engines": "local" if engines in (SPAWN, HOSTS) else engines,
         "cluster_id": cluster_id or f"rankscope-{secrets.token_hex(6)}",
         "config": config,
         "log": _log,
@@ -152,8 +156,10 @@ def prepare(
     if engines == "local" and _can_fork(cluster):
         cluster.engine_launcher_class = ForkedEngineSetLauncher
         cluster.config.ForkedEngineSetLauncher.keep = not guarded
+    if engines == HOSTS:
+        cluster.engine_launcher_class = HostEngineSetLauncher
     chosen = dict(_CONTROLLER_ARGS)
-    local = (LocalEngineSetLauncher, ForkedEngineSetLauncher)
+    local = (LocalEngineSetLauncher, ForkedEngineSetLauncher, HostEngineSetLauncher)
     # This process waits for those of the engines as long as the cluster is there.
     waits = guarded and cluster.engine_launcher_class in local
     if waits:
@@ -165,6 +171,10 @@ def prepare(
             # A nanny sends signals to its engine and reports its end to the hub. This
             # process does both. A third of a second of CPU time, 25 MiB for each rank.
             arguments.append("--IPEngine.enable_nanny=False")
+        if engines == HOSTS:
+            # A cable may be out for minutes, and a laptop asleep.
+            misses = int(1000 * LOST_AFTER / (HEARTBEAT + _CHECK_LATE))
+            arguments.append(f"--IPEngine.max_heartbeat_misses={misses}")
         cluster.config.EngineLauncher.engine_args = arguments
     given = " ".join(cluster.controller_args)
     # A configuration may have the ports that a firewall lets through.

@@ -7,9 +7,10 @@ import concurrent.futures
 import contextlib
 import re
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import ipyparallel
@@ -25,6 +26,8 @@ from ..wire import ipyparallel_private as private
 from .cluster_file import ClusterFile
 from .files import files_of, remove
 from .fork_launcher import ForkedEngineSetLauncher
+from .host_launcher import HostEngineLauncher, HostEngineSetLauncher
+from .hosts import Hosts
 from .orphan_reaper import OrphanReaper
 from .processes import (
     is_stopped,
@@ -48,9 +51,18 @@ LOG_LINES = 20
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-_LOCAL = (LocalEngineSetLauncher, ForkedEngineSetLauncher, MPIEngineSetLauncher)
+#: Launchers whose processes of this machine are all that has to be ended.
+_LOCAL = (
+    LocalEngineSetLauncher,
+    ForkedEngineSetLauncher,
+    HostEngineSetLauncher,
+    MPIEngineSetLauncher,
+)
 
 OnExit = Callable[[int, int | None], None]
+#: Called with pid, exit code (negative for a signal, ``None``: not known), the name of
+#: the host (``None``: not known), and why the engine has ended where that is known.
+OnEngineExit = Callable[[int, int | None, str | None, str | None], None]
 
 
 class Launched:
@@ -72,7 +84,9 @@ class Launched:
         self.until_started = contextlib.ExitStack()
         #: Of a guarded cluster that was started.
         self.orphan_reaper: OrphanReaper | None = None
-        self._on_exit: OnExit | None = None
+        #: The hosts that engines are started on, where those are named.
+        self.hosts: Hosts | None = None
+        self._on_exit: OnEngineExit | None = None
         self._on_controller_exit: OnExit | None = None
         # What `_on_exit` was called with, by identity: pids are given again.
         self._reported: dict[int, dict[str, Any]] = {}
@@ -119,14 +133,18 @@ class Launched:
         deadline = time.monotonic() + timeout
         if self._guarded:
             self.orphan_reaper = OrphanReaper(self._stop_file)
-        step = "starting the controller"
+        step = "connecting to the hosts"
         try:
+            if self.hosts is not None:
+                progress(step)
+                self._connect_hosts(self.hosts, deadline, progress)
+            step = "starting the controller"
             progress(step)
             self.run(self.cluster.start_controller(), _left(deadline))
             self.update_orphan_reaper()
             step = f"starting {n} engines"
             progress(step)
-            started = self.run(self.cluster.start_engines(n), _left(deadline))
+            started = self.run(self._fork_or_start(range(n)), _left(deadline))
             self.update_orphan_reaper()
             step = "connecting to the controller"
             client = private.connect(
@@ -134,6 +152,8 @@ class Launched:
                     self.cluster.connect_client(context=context), _left(deadline)
                 )
             )
+        except ClusterStartError:
+            raise
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise ClusterStartError(
                 f"{step}: not done after {timeout:g} s{self.last_log_lines()}"
@@ -158,18 +178,61 @@ class Launched:
             )
             self.orphan_reaper.watch(pids, [*self.files(), str(announced)])
 
+    def _fork_or_start(self, ranks: Sequence[int]) -> Coroutine[Any, Any, str]:
+        """Return the start of engines for `ranks`, each on the host of its rank."""
+        placed: dict[str, Any] = {}
+        if self.hosts is not None:
+            placed = {"hosts": self.hosts, "ranks": [*ranks]}
+        return self.cluster.start_engines(len(ranks), **placed)
+
+    def _connect_hosts(
+        self, hosts: Hosts, deadline: float, progress: Callable[[str], None]
+    ) -> None:
+        """Connect to all hosts at once, and have the controller listen towards them."""
+        waiting = {
+            asyncio.run_coroutine_threadsafe(hosts.connect(name), self._loop): name
+            for name in hosts.ranks
+        }
+        errors = []
+        try:
+            for done in concurrent.futures.as_completed([*waiting], _left(deadline)):
+                name = waiting.pop(done)
+                try:
+                    found = done.result()
+                except ClusterStartError as error:
+                    errors.append(str(error))
+                    progress(f"{name}: no connection")
+                else:
+                    progress(f"{name}: connected (Python {found['python']})")
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            errors.append(
+                f"{', '.join(waiting.values())}: no answer in time: does "
+                f"`ssh -o BatchMode=yes {next(iter(waiting.values()))} true` end in a "
+                "terminal? --start-timeout gives a host longer"
+            )
+        finally:
+            for future in waiting:
+                future.cancel()
+        if errors:
+            raise ClusterStartError("\n".join(errors))
+        hosts.check()
+        if not self.cluster.controller_ip:
+            address = hosts.address
+            self.cluster.controller_ip = self.cluster.controller_location = address
+
     def start_engines(
         self,
         client: ipyparallel.Client,
-        n: int,
+        ranks: Sequence[int],
         timeout: float,
         progress: Callable[[str], None],
     ) -> list[int]:
-        """Start `n` more engines; return their ids."""
+        """Start engines to replace those of `ranks`; return their ids."""
+        n = len(ranks)
         before = set(client.ids)
         deadline = time.monotonic() + timeout
         progress(f"starting {n} engines")
-        started = self.run(self.cluster.start_engines(n), timeout)
+        started = self.run(self._fork_or_start(ranks), timeout)
         self.update_orphan_reaper()
         self._wait_for_engines(client, n, started, deadline, progress, before)
         return sorted(set(client.ids) - before)
@@ -246,11 +309,11 @@ class Launched:
 
     # -- the processes of this machine -------------------------------------
 
-    def watch(self, on_exit: OnExit, on_controller_exit: OnExit) -> None:
-        """Call ``on_exit(pid, exit_code)`` when an engine of this machine ends.
+    def watch(self, on_exit: OnEngineExit, on_controller_exit: OnExit) -> None:
+        """Call ``on_exit(pid, exit_code, host, why)`` when an engine ends.
 
-        The callback runs on this object's thread; ``exit_code`` is negative for a
-        signal. Call `watch` again after engines were added.
+        Of an engine with a launcher of its own. The callback runs on this object's
+        thread. Call `watch` again after engines were added.
         """
         self._on_exit = on_exit
         self.processes()
@@ -274,14 +337,19 @@ class Launched:
     def _on_engine_stop(self, stop_data: dict[str, Any]) -> None:
         assert self._on_exit is not None
         self._reported[id(stop_data)] = stop_data
-        self._on_exit(stop_data["pid"], _exit_code(stop_data))
+        self._on_exit(
+            stop_data["pid"],
+            _exit_code(stop_data),
+            stop_data.get("host"),
+            stop_data.get("why"),
+        )
 
     def _on_controller_stop(self, stop_data: dict[str, Any]) -> None:
         assert self._on_controller_exit is not None
         self._on_controller_exit(stop_data.get("pid", -1), _exit_code(stop_data))
 
     def _engine_launchers(self) -> list[Any]:
-        """The launchers that run one engine each, on this machine."""
+        """The launchers that run one engine each."""
         return [
             launcher
             for engine_set in list(self.cluster.engines.values())
@@ -300,9 +368,13 @@ class Launched:
         ]
 
     def fork_servers(self) -> list[psutil.Process]:
-        """The processes that the engines were forked from; some may have ended."""
+        """The processes that the engines were forked from; some may have ended.
+
+        Of another host it is the ssh that leads to it.
+        """
         found = map(private.process_of, self._fork_launchers())
-        return [process for process in found if process is not None]
+        here = [process for process in found if process is not None]
+        return here if self.hosts is None else [*here, *self.hosts.processes()]
 
     def _launchers(self) -> list[Any]:
         """Every launcher: the controller's, engine sets' and engines'."""
@@ -327,28 +399,44 @@ class Launched:
                 "start without it: %dist_shutdown, then %dist_init starts others"
             )
 
-    def has_engine(self, pid: int) -> bool:
-        """Whether `pid` is an engine whose exit code `watch` will report."""
-        return any(launcher.pid == pid for launcher in self._engine_launchers())
-
-    def signal_engine(self, pid: int, signum: int) -> bool:
-        """Send a signal to an engine of this machine; return whether `pid` is one."""
+    def _launcher_of(self, pid: int, host: str) -> Any:
+        """Return the launcher of one engine; ``None`` if there is none."""
+        here = socket.gethostname()
         for launcher in self._engine_launchers():
-            if launcher.pid == pid:
-                send_signal(private.process_of(launcher), signum)
-                return True
-        return False
+            if launcher.pid == pid and getattr(launcher, "host", here) == host:
+                return launcher
+        return None
 
-    def kill_engines(self, but: Iterable[int]) -> bool:
-        """Send SIGKILL to the engines of this machine, except the pids `but`.
+    def has_engine(self, pid: int, host: str) -> bool:
+        """Whether `pid` is an engine whose exit code `watch` will report."""
+        return self._launcher_of(pid, host) is not None
 
-        Returns whether the engines are on this machine, with a launcher each.
+    def signal_engine(self, pid: int, host: str, signum: int) -> bool:
+        """Send a signal to an engine by its launcher; return whether it has one."""
+        launcher = self._launcher_of(pid, host)
+        if launcher is not None:
+            _signal(launcher, signum)
+        return launcher is not None
+
+    def kill_engines(self, but: Iterable[tuple[int, str]]) -> bool:
+        """Send SIGKILL to the engines, except those of the pids and hosts `but`.
+
+        Returns whether the engines have a launcher each.
         """
-        launchers, spared = self._engine_launchers(), set(but)
+        launchers = self._engine_launchers()
+        spared = [self._launcher_of(*one) for one in but]
         for launcher in launchers:
-            if launcher.pid not in spared:
-                send_signal(private.process_of(launcher), signal.SIGKILL)
+            if launcher not in spared:
+                _signal(launcher, signal.SIGKILL)
         return bool(launchers)
+
+    @property
+    def has_lost_engines(self) -> bool:
+        """Whether another process alone reaches the launchers of the engines."""
+        return self.hosts is None and any(
+            isinstance(one, HostEngineSetLauncher)
+            for one in self.cluster.engines.values()
+        )
 
     @property
     def is_local(self) -> bool:
@@ -374,7 +462,8 @@ class Launched:
         """The processes of the cluster on this machine, without their descendants."""
         found = map(private.process_of, self._launchers())
         started = [process for process in found if process is not None]
-        return [*started, *self._adopted]
+        of_hosts = [] if self.hosts is None else self.hosts.processes()
+        return [*started, *of_hosts, *self._adopted]
 
     def adopt(self, pids: Iterable[int]) -> None:
         """End these engines of this machine, too, when the cluster ends."""
@@ -392,6 +481,8 @@ class Launched:
     def stop(self) -> None:
         """End controller, engines and their descendants."""
         try:
+            if self.hosts is not None:
+                self.run(_call(self.hosts.close))
             if self.is_local:
                 self._kill_local()
             # The rest is bookkeeping, and the processes of other machines.
@@ -463,6 +554,14 @@ def _left(deadline: float) -> float:
 def _exit_code(stop_data: dict[str, Any]) -> int | None:
     code = stop_data.get("exit_code")
     return code if isinstance(code, int) else None
+
+
+def _signal(launcher: Any, signum: int) -> None:
+    """Send a signal to the engine of a launcher, which may have ended."""
+    if isinstance(launcher, HostEngineLauncher):
+        launcher.signal(signum)
+    else:
+        send_signal(private.process_of(launcher), signum)
 
 
 async def _call(make: Callable[[], T]) -> T:

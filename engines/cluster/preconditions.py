@@ -23,6 +23,7 @@ __all__ = [
     "check_backend",
     "check_capacity",
     "check_folder",
+    "check_room",
     "check_torch",
     "torch_options",
 ]
@@ -97,7 +98,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 def check_capacity(n: int) -> None:
     """Raise `ClusterStartError` if `n` more ranks are too many for this machine."""
-    cores, free = len(os.sched_getaffinity(0)), free_memory()
+    check_room(n, len(os.sched_getaffinity(0)), free_memory(), "this machine")
+
+
+def check_room(n: int, cores: int, free: int, where: str) -> None:
+    """Raise `ClusterStartError` if `n` more ranks are too many for a host.
+
+    It has so many cores, and so many bytes of memory that are free.
+    """
     per_core, memory = n / cores, n * MEMORY_PER_RANK
     reasons = []
     if per_core > RANKS_PER_CORE:
@@ -113,7 +121,7 @@ def check_capacity(n: int) -> None:
     if reasons:
         most = max(1, min(cores * RANKS_PER_CORE, free // MEMORY_PER_RANK))
         raise ClusterStartError(
-            f"{n} ranks are too many for this machine: {'; '.join(reasons)}. Start at "
+            f"{n} ranks are too many for {where}: {'; '.join(reasons)}. Start at "
             f"most {most}, or all of them with --force (in Python: force=True)"
         )
 

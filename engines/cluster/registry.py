@@ -76,8 +76,8 @@ class EngineRegistry(RankRegistry):
         self.advice: list[str] = []
         self._by_uuid: dict[str, RankSlot] = {}
         self._on_death = on_death
-        self._reports_exit: Callable[[int], bool] = lambda pid: False
-        self._send_signal: Callable[[int, int], bool] = lambda pid, signum: False
+        self._reports_exit: Callable[[int, str], bool] = lambda pid, host: False
+        self._send_signal: Callable[[int, str, int], bool] = lambda *of_engine: False
         #: Returns why another process stopped the cluster, if one did.
         self.find_end: Callable[[], str | None] = lambda: None
         #: Takes over dead ranks that another process restarted.
@@ -160,13 +160,14 @@ class EngineRegistry(RankRegistry):
 
     def use_launchers(
         self,
-        reports_exit: Callable[[int], bool],
-        send_signal: Callable[[int, int], bool],
+        reports_exit: Callable[[int, str], bool],
+        send_signal: Callable[[int, str, int], bool],
     ) -> None:
-        """Use the launchers of the engines of this machine.
+        """Use the launchers of the engines.
 
-        ``reports_exit(pid)`` is whether `on_engine_exit` will be called with the exit
-        code; ``send_signal(pid, signum)`` returns whether it has launched that engine.
+        ``reports_exit(pid, host)`` is whether `on_engine_exit` will be called with the
+        exit code; ``send_signal(pid, host, signum)`` returns whether it has launched
+        that engine.
         """
         with self._lock:
             # A pid of before may be given to an engine that is new.
@@ -176,20 +177,32 @@ class EngineRegistry(RankRegistry):
 
     def signal(self, slot: RankSlot, signum: int) -> None:
         """Send a signal to the engine of a slot: directly, else through its nanny."""
-        if not (slot.is_here and self._send_signal(slot.pid, signum)):
+        if not self._send_signal(slot.pid, slot.host, signum):
             self.channel.signal(slot.uuid, signum)
 
-    def on_engine_exit(self, pid: int, exit_code: int | None) -> None:
-        """Handle a launcher's report that the process `pid` ended."""
+    def on_engine_exit(
+        self,
+        pid: int,
+        exit_code: int | None,
+        host: str | None = None,
+        why: str | None = None,
+    ) -> None:
+        """Handle a launcher's report that the process `pid` of `host` ended.
+
+        A launcher of ipyparallel names no host; `why` is said without an exit code.
+        """
         with self._lock:
             slots = [slot for slot in self.slots if slot.pid == pid]
             # Another host may have a process of this pid, too.
-            slots = [slot for slot in slots if slot.is_here] or slots
+            if host is None:
+                slots = [slot for slot in slots if slot.is_here] or slots
+            else:
+                slots = [slot for slot in slots if slot.host == host]
             if not slots:
                 self._ended[pid] = exit_code
         for slot in slots:
             if slot.alive:
-                self._mark_ended(slot, exit_code)
+                self._mark_ended(slot, exit_code, why)
             # Afterwards: the hub's notification comes without the exit code.
             self.unregister([slot.engine_id])
 
@@ -231,7 +244,7 @@ class EngineRegistry(RankRegistry):
         for slot in self.slots:
             if slot.engine_id != int(event["id"]) or not slot.alive:
                 continue
-            if not self._reports_exit(slot.pid):
+            if not self._reports_exit(slot.pid, slot.host):
                 self._mark_ended(slot, None)
                 continue
             # The launcher reports the signal or exit code at about the same time.
@@ -244,13 +257,15 @@ class EngineRegistry(RankRegistry):
         if not self._closed.is_set():
             self._mark_ended(slot, None)
 
-    def _mark_ended(self, slot: RankSlot, exit_code: int | None) -> None:
+    def _mark_ended(
+        self, slot: RankSlot, exit_code: int | None, why: str | None = None
+    ) -> None:
         """Record that the engine of a slot ended (exit code ``None``: unknown)."""
         on_purpose = slot.end_reason or self.find_end()
         if on_purpose:
             self.mark_dead(slot, on_purpose)
             return
-        cause, slot.exit_code = slot.exit_cause(exit_code), exit_code
+        cause, slot.exit_code = why or slot.exit_cause(exit_code), exit_code
         self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)
 
     def mark_dead(self, slot: RankSlot, death: str, cause: str | None = None) -> None:

@@ -25,7 +25,7 @@ DIST_INIT = Command(
     "dist_init",
     "Start ranks, or attach to running ones, and build the default group.",
     "%dist_init -n 4\n%dist_init -n 4 --backend cpu:ucx --timeout 60\n"
-    "%dist_init -n 4 --torch\n"
+    "%dist_init -n 4 --torch\n%dist_init --hosts a:4,b:4\n"
     "%dist_init --cluster-id CLUSTER",
     "cluster = rankscope.Cluster.start(4), rankscope.Cluster.attach(cluster_id=…)",
     (
@@ -48,6 +48,24 @@ DIST_INIT = Command(
             "one where every rank has a GPU, else gloo), or rankscope: Rankscope's "
             "default group, over --backend, does torch's ops",
             "BACKEND", values.torch_backend, "torch_backend", implied=True,
+        ),
+        Option(
+            "hosts", ("--hosts",), "hosts of the ranks, reached by ssh, with the "
+            "number of ranks on each, e.g. a:4,b:4; or a hostfile (default: this "
+            "host)", "HOSTS",
+            values.hosts, "file",
+        ),
+        Option(
+            "remote_python", ("--remote-python",), "Python of the other hosts "
+            "(default: this one's path)", "PATH",
+        ),
+        Option(
+            "interface", ("--interface",), "interface or address of this host, at "
+            "which the hosts reach it (default: that of ssh)", "IFACE",
+        ),
+        Option(
+            "start_timeout", ("--start-timeout",), "seconds that the start may take "
+            "(default: 120)", "S", values.seconds,
         ),
         Option(
             "engines", ("--engines",), "launcher: local, spawn (not forked), mpi; "

@@ -14,6 +14,7 @@ import numpy as np
 from rankscope.backends import BackendConfig
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines.cluster.hosts import parse_hosts
 from rankscope.engines.cluster.launch import launcher_names
 from rankscope.engines.runs import parse_runs
 from rankscope.engines.wire.torch_environment import TorchOptions
@@ -23,6 +24,7 @@ __all__ = [
     "count",
     "device",
     "dtype",
+    "hosts",
     "identifier",
     "launcher",
     "names",
@@ -44,6 +46,14 @@ def count(text: str) -> int:
     if number < 1:
         raise ValueError("there must be at least 1 rank")
     return number
+
+
+def hosts(text: str) -> dict[str, int]:
+    """Return the number of ranks by host, of a list of hosts or a hostfile."""
+    try:
+        return parse_hosts(text)
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
 
 
 def times(text: str) -> int:

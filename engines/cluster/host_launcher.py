@@ -1,0 +1,124 @@
+"""Launchers of engines that the fork servers of several hosts start: `hosts`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import Any
+from urllib.parse import urlsplit
+
+from ipyparallel.cluster.launcher import LocalEngineSetLauncher
+from traitlets import Any as AnyTrait
+
+from ..errors import ClusterStartError
+from .fork_launcher import ForkedEngineLauncher
+from .fork_servers import ForkServer, ServerEnd
+from .hosts import Hosts
+
+__all__ = ["HostEngineLauncher", "HostEngineSetLauncher"]
+
+
+class HostEngineLauncher(ForkedEngineLauncher):
+    """One engine of a `HostEngineSetLauncher`, on the host of its fork server."""
+
+    _server: ForkServer
+    _output = ""
+
+    def place(self, server: ForkServer, host: str) -> None:
+        """Note where the engine is to run: `host` is what that calls itself."""
+        self._server, self.host = server, host
+
+    def forked(self, pid: int) -> None:
+        """Take over the engine that was forked."""
+        # Its pid is another process here.
+        self._ended = asyncio.Event()
+        self.pid = pid
+        self.notify_start(pid)
+
+    def ended(
+        self, exit_code: int | None, output: str = "", why: str | None = None
+    ) -> None:
+        """Report the end of the engine, with the last lines that it has printed."""
+        self._output = output
+        super().ended(exit_code, output, why)
+
+    def signal(self, sig: int) -> None:
+        """Send a signal by the fork server, which is the engine's parent."""
+        self._server.send({"signal": [self.pid, int(sig)]})
+
+    def get_output(self, remove: bool = False) -> str:
+        """Return the last lines of an engine that has failed."""
+        return self._output
+
+
+class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
+    """Engines that the fork servers of `hosts` start, as the ranks `ranks`.
+
+    What ipyparallel makes out of a cluster file has no fork servers: those are of the
+    process that started them, with which its engines end.
+    """
+
+    #: In cluster files: how ipyparallel imports this class.
+    entrypoint_name = f"{__name__}.HostEngineSetLauncher"
+
+    launcher_class = HostEngineLauncher
+
+    hosts = AnyTrait()
+    ranks = AnyTrait()
+
+    async def start(self, n: int) -> None:
+        """Fork `n` engines, each on the host of its rank."""
+        hosts: Hosts | None = self.hosts
+        if hosts is None:
+            raise ClusterStartError(
+                "the notebook that started these ranks has the connections to their "
+                "hosts: only it can start others there"
+            )
+        await hosts.connect_again({hosts.names[rank] for rank in self.ranks})
+        info = json.loads(self.environment["IPP_CONNECTION_INFO"])
+        await hosts.check_reach(
+            urlsplit(info["interface"]).hostname or "", int(info["registration"])
+        )
+        super().start(n)
+        engines: dict[str, dict[Any, dict[str, Any]]] = {}
+        for rank, launcher in zip(self.ranks, self.launchers.values(), strict=True):
+            name = hosts.names[rank]
+            launcher.place(hosts.servers[name], hosts.descriptions[name]["name"])
+            engines.setdefault(name, {})[launcher] = {
+                "output": None,
+                "arguments": launcher.engine_args,
+                "job_rank": rank,
+            }
+        # The paths of this host's profile are none of the others.
+        environment = {
+            **hosts.environment(),
+            "IPP_CLUSTER_ID": self.cluster_id,
+            **self.environment,
+        }
+        try:
+            await asyncio.gather(
+                *(
+                    hosts.servers[name].fork(each, environment, stay=True)
+                    for name, each in engines.items()
+                )
+            )
+        except BaseException as error:
+            for launcher in self.launchers.values():
+                if launcher.pid > 0:
+                    launcher.signal(signal.SIGKILL)
+            if isinstance(error, ServerEnd):
+                raise ClusterStartError(f"the connection to a host {error}") from None
+            raise
+        self.notify_start([one.pid for each in engines.values() for one in each])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a cluster file has: no pids, which are those of other hosts."""
+        return {**super().to_dict(), "engines": {}}
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> HostEngineSetLauncher:
+        """Return a set of engines that cannot be reached from here."""
+        launcher = cls(**kwargs)
+        launcher.state = "running"
+        return launcher

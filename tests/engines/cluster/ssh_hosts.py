@@ -1,0 +1,280 @@
+"""Ranks on two hosts, one of them reached by ssh and a real sshd: a program.
+
+``unshare --net --uts --mount --ipc python ssh_hosts.py FOLDER``, as `two_hosts`, as
+root: the notebook and ranks 0 and 1 are on the first host, ranks 2 and 3 on the second.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster, ClusterStartError
+from tests.engines.cluster import two_hosts
+from tests.engines.cluster.two_hosts import SUM, THERE, WAIT, Hosts, silent, tell
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+#: The environment in which a rank was started.
+PLACE = """
+import os, socket
+names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+place = socket.gethostname(), *(os.environ[name] for name in names)
+"""
+
+#: Seconds for which the cable is out: more than ipyparallel's own patience.
+CUT = 35.0
+
+#: A notebook that is killed while its ranks run a cell.
+VICTIM = """
+import os, sys, time
+from rankscope.engines import Cluster
+cluster = Cluster(hosts="host-a:1,host-b:2", remote_python=sys.argv[1])
+launched = cluster._launched
+print(*(one.pid for one in launched.processes()), *cluster.pids.values(), flush=True)
+cluster.execute("import time\\nwhile True: time.sleep(0.1)")
+time.sleep(1000)
+"""
+
+
+def why_not() -> str:
+    """Return why there can be no such hosts here; empty if there can."""
+    if os.geteuid() != 0:
+        return "needs root, as whom sshd lets root in"
+    if SSHD is None or shutil.which("ssh") is None:
+        return "needs ssh and sshd: openssh-client, openssh-server"
+    return two_hosts.why_not(separate=True)
+
+
+class Sshd:
+    """The second host's sshd, and an ssh on PATH that logs in there by a key."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        for name in ("login", "host"):
+            file = str(folder / name)
+            key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file]
+            subprocess.run(key, check=True)
+        public = (folder / "host.pub").read_text()
+        (folder / "known").write_text(f"host-b {public}")
+        Path("/run/sshd").mkdir(exist_ok=True)
+        two_hosts.run(
+            *hosts.there, "mount", "-t", "tmpfs", "-omode=755", "t", "/run/sshd"
+        )
+        (folder / "sshd_config").write_text(
+            f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/login.pub\n"
+            "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n"
+            "PermitRootLogin prohibit-password\nMaxStartups 100\n"
+        )
+        (folder / "config").write_text(
+            f"Host host-b strange closed\n  HostName {THERE}\n"
+            "Host closed\n  Port 23\nHost host-b *@host-b\n  HostKeyAlias host-b\n"
+            f"Host *\n  User root\n  IdentityFile {folder}/login\n"
+            f"  UserKnownHostsFile {folder}/known\n  GlobalKnownHostsFile /dev/null\n"
+            "  IdentitiesOnly yes\n  HashKnownHosts no\n  UpdateHostKeys no\n"
+            "  CheckHostIP no\n"
+        )
+        ssh = shutil.which("ssh")
+        self.program(folder / "ssh", f'exec {ssh} -F {folder}/config "$@"')
+        path = shlex.quote(os.environ["PYTHONPATH"])
+        #: What ``remote_python`` is to be: the code that is tested.
+        self.python = str(folder / "python")
+        self.program(folder / "python", f'PYTHONPATH={path} exec {sys.executable} "$@"')
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+        assert SSHD is not None
+        self._sshd = subprocess.Popen(
+            [
+                *hosts.there,
+                SSHD,
+                "-D",
+                "-f",
+                folder / "sshd_config",
+                "-E",
+                folder / "log",
+            ]
+        )
+        until(self._answers, WAIT, "sshd")
+
+    @staticmethod
+    def program(path: Path, line: str) -> None:
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o700)
+
+    @staticmethod
+    def _answers() -> bool:
+        there = ["ssh", "-oBatchMode=yes", "host-b", "true"]
+        return subprocess.run(there, capture_output=True, check=False).returncode == 0
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs for those who are logged in."""
+        return psutil.Process(self._sshd.pid).children(recursive=True)
+
+    def close(self) -> None:
+        self._sshd.terminate()
+        self._sshd.wait()
+
+
+@contextmanager
+def nothing_stays(sshd: Sshd) -> Iterator[None]:
+    """Check that all processes end that are started within the block."""
+    here = psutil.Process()
+    before = set(here.children(recursive=True))
+    yield
+    until(lambda: not sshd.processes(), WAIT, "the end on the second host")
+    until(lambda: set(here.children(recursive=True)) <= before, WAIT, "the end here")
+
+
+def ranks(sshd: Sshd) -> None:
+    """A start, a death, a restart, an interrupt, a cut, and the end."""
+    progress: list[str] = []
+    began = time.monotonic()
+    with nothing_stays(sshd):
+        with Cluster(
+            hosts="host-a:2,host-b:2",
+            remote_python=sshd.python,
+            progress=progress.append,
+        ) as cluster:
+            tell("start", seconds=time.monotonic() - began, progress=progress)
+            cluster.execute(PLACE).result(WAIT)
+            tell("places", ranks=cluster.pull("place"))
+            cluster.execute(SUM.format(n=1000)).result(WAIT)
+            restart(cluster)
+            interrupt(cluster)
+            cut(cluster)
+            began = time.monotonic()
+        tell("end", seconds=time.monotonic() - began)
+
+
+def restart(cluster: Cluster) -> None:
+    """Rank 3 dies, and comes back on its own host; ranks 1 and 2 at once."""
+    cluster.execute("os.kill(os.getpid(), 11)", ranks=[3])
+    until(lambda: cluster.status().dead == [3], WAIT, "the death")
+    reason = cluster.status().ranks[3].reason
+    for chosen in ([3], [1, 2]):
+        cluster.restart(chosen)
+        cluster.rebuild()
+        cluster.execute(SUM.format(n=1000)).result(WAIT)
+    cluster.execute(PLACE).result(WAIT)
+    tell("restart", reason=reason, ranks=cluster.pull("place"))
+
+
+def interrupt(cluster: Cluster) -> None:
+    """A signal to the notebook's group, as of a terminal, does not reach ssh."""
+    cell = cluster.execute("import time\nwhile True: time.sleep(0.01)")
+    until(lambda: all(one.busy for one in cluster.status().ranks), WAIT, "the cell")
+    cluster.interrupt()
+    ended = cell.wait(WAIT)
+    assert cluster._launched is not None
+    groups = {os.getpgid(one.pid) for one in cluster._launched.fork_servers()}
+    tell(
+        "interrupt",
+        ended=ended,
+        errors=sorted({error.ename for error in cell.errors.values()}),
+        apart=os.getpgid(0) not in groups,
+    )
+
+
+def cut(cluster: Cluster) -> None:
+    """The cable is out for longer than ipyparallel would wait, and there again."""
+    hosts.cable.up = False
+    until(lambda: silent(cluster) == [2, 3], WAIT, "the silence")
+    time.sleep(CUT)
+    dead = cluster.status().dead
+    hosts.cable.up = True
+    until(lambda: not silent(cluster), WAIT, "the return")
+    cluster.execute(SUM.format(n=1000)).result(WAIT)
+    tell("cut", dead=dead)
+
+
+def refused(sshd: Sshd) -> None:
+    """What cannot work says what to do, and leaves nothing."""
+    (fake := Path(sshd.python).with_name("python-without")).write_text(
+        '#!/bin/sh\necho "$0: No module named rankscope" >&2\nexit 1\n'
+    )
+    fake.chmod(0o700)
+    tried: dict[str, tuple[str, dict[str, Any]]] = {
+        "python": ("host-b:1", {"remote_python": "/nowhere/python"}),
+        "rankscope": ("host-b:1", {"remote_python": str(fake)}),
+        "key": ("strange:1", {}),
+        "port": ("closed:1", {}),
+        "login": ("unknown@host-b:1", {}),
+        "twice": ("host-b:1,root@host-b:1", {}),
+        "interface": ("host-b:1", {"interface": "eth7"}),
+        "reach": ("host-a:1,host-b:1", {"interface": "lo"}),
+        "room": ("host-b:100000", {}),
+    }
+    said = {}
+    for what, (named, options) in tried.items():
+        with nothing_stays(sshd):
+            try:
+                Cluster(hosts=named, **{"remote_python": sshd.python, **options})
+            except ClusterStartError as error:
+                said[what] = str(error)
+    tell("refused", said=said)
+
+
+def interrupted_starts(sshd: Sshd) -> None:
+    """An interrupt at each step of the start leaves nothing."""
+    ended = []
+    steps = ("connecting to", "host-b: conn", "starting the c", "starting 2", "making")
+    for step in steps:
+
+        def interrupt(text: str, step: str = step) -> None:
+            if text.startswith(step):
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+        with nothing_stays(sshd):
+            try:
+                with Cluster(
+                    hosts="host-a:1,host-b:1",
+                    remote_python=sshd.python,
+                    progress=interrupt,
+                ):
+                    time.sleep(WAIT)
+            except KeyboardInterrupt:
+                ended.append(step)
+    tell("interrupted", missing=[one for one in steps if one not in ended])
+
+
+def killed(sshd: Sshd) -> None:
+    """The end of a notebook that is killed ends all within seconds."""
+    victim = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, sshd.python], stdout=subprocess.PIPE, text=True
+    )
+    assert victim.stdout is not None
+    pids = [int(pid) for pid in victim.stdout.readline().split()]
+    processes = [psutil.Process(pid) for pid in pids]
+    began = time.monotonic()
+    victim.kill()
+    victim.communicate()
+    until(
+        lambda: (
+            not (any(map(psutil.Process.is_running, processes)) or sshd.processes())
+        ),
+        WAIT,
+        "the end of all",
+    )
+    tell("killed", processes=len(pids), seconds=time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    hosts = Hosts(separate=True)
+    sshd = Sshd(hosts, Path(sys.argv[1]))
+    try:
+        for step in (ranks, refused, interrupted_starts, killed):
+            step(sshd)
+    finally:
+        sshd.close()
+        hosts.close()

@@ -1,0 +1,161 @@
+"""The hosts of a cluster: how they are named, reached, and compared."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope import __version__
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster, ClusterError
+from rankscope.engines.cluster.hosts import (
+    HostSpec,
+    compare,
+    parse_hosts,
+    ssh_command,
+)
+
+WAIT = 60
+
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+#: What `describe` of the fork server says of a host.
+DESCRIBED: dict[str, Any] = {
+    "python": PYTHON,
+    "rankscope": __version__,
+    "versions": {"numpy": "2.1.0", "torch": "2.6.0"},
+    "gpus": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("a:4,b:4", {"a": 4, "b": 4}),
+        ("a, b:2", {"a": 1, "b": 2}),
+        ("me@a.org:2", {"me@a.org": 2}),
+        ("10.0.0.1:3,[fe80::1]:2,::1", {"10.0.0.1": 3, "fe80::1": 2, "::1": 1}),
+        ({"b": 2, "a": 1}, {"b": 2, "a": 1}),
+    ],
+)
+def test_hosts_are_named_with_their_ranks(
+    given: HostSpec, found: dict[str, int]
+) -> None:
+    assert list(parse_hosts(given).items()) == list(found.items())
+
+
+def test_a_hostfile_of_mpi(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# two\na slots=4 max_slots=8\n\nb:2 # half\nc 3\nd\n")
+    expected = {"a": 4, "b": 2, "c": 3, "d": 1}
+    assert parse_hosts(file) == parse_hosts(str(file)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("", "'' is no host: expected a:4,b:4, or a hostfile"),
+        ("a:4,,b", "'' is no host"),
+        ("a:x", "a:x: expected a number of ranks from 1"),
+        ("a:0", "a:0: expected a number of ranks from 1"),
+        ({"a": True}, "a:True: expected a number of ranks"),
+        ({}, "it names no host"),
+        ("a:2,a:3", "a is named twice: give its ranks in one number"),
+        # It would be an option of ssh.
+        ("-oProxyCommand=x:2", "'-oProxyCommand=x' is no host"),
+    ],
+)
+def test_what_names_no_hosts_is_refused(given: HostSpec, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}".replace("?", r"\?")):
+        parse_hosts(given)
+
+
+def test_ssh_asks_nothing_and_shares_nothing() -> None:
+    command = ssh_command("a", "~/my env/bin/python", "/data/it's here")
+    assert command[-3:-1] == ["--", "a"]
+    assert {"-T", "-oBatchMode=yes", "-oControlMaster=no"} <= set(command)
+    # What the shell of the other host makes of it.
+    *_, script = shlex.split(command[-1])
+    assert script == (
+        """cd '/data/it'"'"'s here' 2>/dev/null; exec "$HOME"/'my env/bin/python' """
+        "-m rankscope.engines.agent.fork_server describe"
+    )
+
+
+def test_hosts_that_are_alike() -> None:
+    hosts = {name: {**DESCRIBED, "name": name} for name in "ab"}
+    assert compare(hosts) == ([], [])
+
+
+def test_each_difference_is_a_sentence() -> None:
+    hosts = {
+        "a": {**DESCRIBED, "name": "a", "gpus": 8},
+        "b": {**DESCRIBED, "name": "b", "versions": {"numpy": "2.1.0"}},
+        "c": {**DESCRIBED, "name": "c", "python": "3.2.1"},
+    }
+    here = ".".join(map(str, sys.version_info[:2]))
+    assert compare(hosts) == (
+        [],
+        [
+            f"c has Python 3.2.1, this notebook {here}: a function that is pickled may "
+            "not load there",
+            "hosts differ in torch: 2.6.0 on a, c; not installed on b",
+            "hosts differ in GPUs: 8 on a; 4 on b, c",
+        ],
+    )
+
+
+def test_hosts_that_cannot_work_together() -> None:
+    hosts = {
+        "a": {**DESCRIBED, "name": "node"},
+        "b": {**DESCRIBED, "name": "node", "rankscope": "0.0.1"},
+    }
+    errors, _ = compare(hosts)
+    assert [one.partition(":")[0] for one in errors] == [
+        "a and b are one host, or both call themselves node",
+        f"b has Rankscope 0.0.1, this notebook {__version__}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"n": 3}, "n=3: hosts='a:2' have 2 ranks; leave n out"),
+        ({"engines": "mpi"}, "engines='mpi': hosts have a launcher of their own"),
+        ({"keep": True}, "keep=True: the ranks of hosts end with the process"),
+    ],
+)
+def test_what_does_not_go_with_hosts(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ClusterError, match=f"^{why}"):
+        Cluster(hosts="a:2", **options)
+
+
+def test_options_of_hosts_without_hosts() -> None:
+    with pytest.raises(ClusterError, match="remote_python='p' is for hosts"):
+        Cluster(2, remote_python="p")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("no_leaks")
+def test_this_host_is_one_without_ssh() -> None:
+    """One fork server stays for all starts, and tells how each rank has ended."""
+    with Cluster(hosts={"localhost": 3}) as cluster:
+        assert cluster._launched is not None
+        (server,) = cluster._launched.fork_servers()
+        first = cluster.pids
+        os.kill(first[1], signal.SIGSEGV)
+        until(lambda: cluster.status().dead == [1], WAIT, "the death")
+        reason = cluster.status().ranks[1].reason
+        assert str(reason).startswith("rank 1 is dead: killed by SIGSEGV (")
+        cluster.restart([0, 1])
+        cluster.rebuild()
+        cluster.execute("import os\nparent = os.getppid()").result(WAIT)
+        assert set(cluster.pull("parent").values()) == {server.pid}
+        assert cluster.pids[2] == first[2]
+        assert cluster._launched.fork_servers() == [server]
+    assert not server.is_running()

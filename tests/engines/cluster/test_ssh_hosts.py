@@ -1,0 +1,108 @@
+"""``hosts=``: ranks on this host and on another one, by ssh and a real sshd."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.engines.cluster import ssh_hosts, two_hosts
+from tests.environment import environment
+
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
+
+#: Rank → host, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR.
+PLACES = {
+    "0": ["host-a", "0", "0", "2", two_hosts.HERE],
+    "1": ["host-a", "1", "1", "2", two_hosts.HERE],
+    "2": ["host-b", "2", "0", "2", two_hosts.HERE],
+    "3": ["host-b", "3", "1", "2", two_hosts.HERE],
+}
+
+
+@pytest.fixture(scope="module")
+def seen(
+    _module_leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What the program saw at each step; it runs once."""
+    if why := ssh_hosts.why_not():
+        pytest.skip(why)
+    ran = subprocess.run(
+        [
+            *two_hosts.UNSHARE,
+            *("--mount", "--ipc", sys.executable, ssh_hosts.__file__),
+            tmp_path_factory.mktemp("ssh"),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    steps = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {one["step"]: one for one in steps}
+
+
+def test_ranks_are_in_the_order_of_their_hosts(seen: dict[str, Any]) -> None:
+    assert seen["places"]["ranks"] == PLACES
+    progress = seen["start"]["progress"]
+    assert {one.partition(" (")[0] for one in progress} >= {
+        "host-a: connected",
+        "host-b: connected",
+    }
+
+
+def test_a_restart_is_on_the_own_host_of_the_rank(seen: dict[str, Any]) -> None:
+    """The death is named as that of a process of this host."""
+    assert seen["restart"]["reason"].startswith("rank 3 is dead: killed by SIGSEGV (")
+    assert seen["restart"]["reason"].endswith("on host-b)")
+    assert seen["restart"]["ranks"] == PLACES
+
+
+def test_an_interrupt_ends_the_cell_and_not_the_ssh(seen: dict[str, Any]) -> None:
+    assert seen["interrupt"] == {
+        "step": "interrupt",
+        "ended": True,
+        "errors": ["KeyboardInterrupt"],
+        "apart": True,
+    }
+
+
+def test_ranks_outlive_a_cut_of_the_cable(seen: dict[str, Any]) -> None:
+    assert seen["cut"]["dead"] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("python", "host-b: there is no /nowhere/python there: name the Python that"),
+        ("rankscope", "has no rankscope: install Rankscope"),
+        ("key", "strange: its host key is not known here"),
+        ("port", "closed: no sshd listens there"),
+        ("login", "unknown@host-b: it lets nobody in without a password"),
+        ("twice", "host-b and root@host-b are one host"),
+        ("interface", "--interface eth7: no interface or address of this host"),
+        ("reach", "host-b cannot connect to the controller at 127.0.0.1, port "),
+        ("room", "100000 ranks are too many for host-b"),
+    ],
+)
+def test_what_cannot_work_is_an_error_that_names_the_host(
+    seen: dict[str, Any], what: str, words: str
+) -> None:
+    """The program looked that nothing stays of the start."""
+    assert words in seen["refused"]["said"][what]
+
+
+def test_an_interrupted_start_leaves_nothing(seen: dict[str, Any]) -> None:
+    assert seen["interrupted"]["missing"] == []
+
+
+def test_all_ends_with_a_notebook_that_is_killed(seen: dict[str, Any]) -> None:
+    assert seen["killed"]["processes"] > 5
+    assert seen["killed"]["seconds"] < 10
