@@ -16,6 +16,7 @@ __all__ = [
     "PMI",
     "PMIX",
     "SLURM",
+    "STORE",
     "TORCHELASTIC",
     "Variables",
     "first_number",
@@ -42,6 +43,9 @@ ENV = Variables(
 )
 #: What torchrun sets beside them: the name of the run, and the number of its restarts.
 TORCHELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+#: The address, ``HOST:PORT``, of the store that the launcher of the ranks serves: it
+#: outlives each of them. Ours sets it.
+STORE = "RANKSCOPE_STORE"
 OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_RANK",
     ("OMPI_COMM_WORLD_SIZE",),

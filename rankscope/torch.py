@@ -31,6 +31,7 @@ from rankscope.backends.torch_watch.watch import TorchWatch
 from rankscope.backends.torch_watch.watch import watch as _watch
 from rankscope.engines.script.options import JobOptions
 from rankscope.engines.script.publication import Publication
+from rankscope.engines.script.rank_process import end_with_launcher
 from rankscope.hang_reports import AGENT, attendance, begin
 
 if TYPE_CHECKING:
@@ -123,20 +124,32 @@ def abort(group: str | None = None, reason: str = "rankscope.torch.abort()") -> 
     world.abort(None if group is None else [group], reason)
 
 
-def rebuild() -> None:
+def rebuild(timeout: float = 300.0) -> None:
     """Make torch's groups of the backend ``rankscope`` usable again after an abort.
 
     Every rank calls it. Nothing is sent: the groups, and the modules that hold them,
     stay the same objects. `rejoin` then has the models agree.
 
+    In a job of ``rankscope.run`` it waits for all ranks, and so for a fresh process of
+    one that died. The fresh process need not call it; where it does, before any op, it
+    can do without `rejoin`, and load a checkpoint with the others.
+
+    Parameters
+    ----------
+    timeout : float, default 300
+        Seconds to wait for the other ranks in a job of ``rankscope.run``.
+
     Raises
     ------
     DistBackendError
-        Torch has no such group.
+        Torch has no such group; or ranks that are waited for ended without an error.
+    DistStoreTimeoutError
+        Ranks did not come within `timeout`; the message names them. Call it again to
+        wait on.
     """
     from rankscope.backends.torch_backend import recovering  # it imports torch
 
-    recovering.rebuild()
+    recovering.rebuild(timeout)
 
 
 def shrink(ranks: Sequence[int] | None = None) -> list[int]:
@@ -166,7 +179,7 @@ def shrink(ranks: Sequence[int] | None = None) -> list[int]:
         No rank is given, and the abort names none; or this rank is among them; or they
         are not ranks of the default group.
     DistBackendError
-        Torch has no such group.
+        Torch has no such group; or the job is one of ``rankscope.run``.
     """
     from rankscope.backends.torch_backend import recovering  # it imports torch
 
@@ -181,8 +194,10 @@ def rejoin(
 ) -> int:
     """Have a model and its optimizer be the same on all ranks, after `rebuild`.
 
-    Every rank calls it. The rank with most steps sends its parameters, buffers and the
-    state of its optimizer to the others: an abort may find ranks in different steps.
+    Every rank calls it, and a fresh process of a rank that died, before any other op:
+    its random number generators begin anew. The rank with most steps sends its
+    parameters, buffers and the state of its optimizer to the others: an abort may find
+    ranks in different steps. A fresh process sends only where all are fresh.
     Gradients are dropped, and DistributedDataParallel forgets the backward pass that
     failed; it stays the same object. The states of random number generators stay as
     they are, since ranks differ in them.
@@ -220,6 +235,7 @@ def rejoin(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a script, or with ``-m`` a module, whose groups are watched."""
+    end_with_launcher()
     parser = argparse.ArgumentParser(
         prog="torchrun … -m rankscope.torch",
         description="Run a script with its torch.distributed groups watched: a "
@@ -260,7 +276,7 @@ def _register(module: ModuleType) -> None:
     """Register the backend ``rankscope`` with torch, which is imported now."""
     from rankscope.backends.torch_backend.registering import register
 
-    register()
+    register(module)
 
 
 when_imported(C10D, _register)

@@ -15,7 +15,7 @@ from ..interface.registry import unavailable_reason
 from ..quantities import as_int, as_timeout
 from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
-from . import arrival, unattended
+from . import arrival, launched, unattended
 from .config import BackendConfig, bound_index, default_instead, why_unusable
 from .membership import Group, is_initialized, resolve_group
 from .rendezvous import rendezvous
@@ -160,12 +160,20 @@ def init_process_group(
         if enters and not owns_store:
             given, store = store, arrival.enter(store, rank)
             undo.callback(arrival.leave, given, rank)
-        if wait_for_workers:
+        later = launched.later_round(store)
+        if wait_for_workers and later is None:
             arrival.await_ranks(store, rank, world_size, seconds)
         made = world.init(
             config, store, rank, world_size, seconds, owns_store=owns_store
         )
         undo.pop_all()
+    if later is not None:
+        # Once the group is there: the others learn of a death from now on.
+        try:
+            launched.await_round(later, rank, world_size, seconds)
+        except BaseException:
+            world.destroy()
+            raise
     if index is not None:
         set_device(index)
         try:

@@ -2,7 +2,7 @@
 
 All ranks arrive before one of them makes the default group: `init_process_group` then
 names a missing rank, which the first op could not: it knows only that it does not end.
-The store's host, rank 0, leaves last.
+Rank 0 leaves last, where it serves the store.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import logging
 
 from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
-from ..stores.base import Store
+from ..stores.base import RANK_0, Store
 from ..stores.prefix import PrefixStore
 
 __all__ = [
     "announce_death",
     "announce_end",
+    "arrived",
     "await_ranks",
     "enter",
     "leave",
@@ -45,22 +46,27 @@ def leave(store: Store, rank: int) -> None:
     store.add(f"{_COUNT}/{rank}", -1)
 
 
+def arrived(store: Store) -> Store:
+    """Return the keys of the ranks that have come: their numbers."""
+    return PrefixStore("arrived", store)
+
+
 def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> None:
     """Wait until every rank has called this function over `store`.
 
     Raises `DistStoreTimeoutError`, whose culprits are the ranks that did not come
     within `timeout` seconds.
     """
-    arrived = PrefixStore("arrived", store)
-    arrived.set(str(rank), b"1")
+    here = arrived(store)
+    here.set(str(rank), b"1")
     try:
-        arrived.wait([str(one) for one in range(world_size)], timeout)
+        here.wait([str(one) for one in range(world_size)], timeout)
     except DistStoreTimeoutError as error:
-        missing = [one for one in range(world_size) if not arrived.check([str(one)])]
+        missing = [one for one in range(world_size) if not here.check([str(one)])]
         if not missing:
             return
         # Who comes now must not take this rank for one that waits.
-        arrived.delete_key(str(rank))
+        here.delete_key(str(rank))
         raise DistStoreTimeoutError(
             f"init_process_group on rank {rank}: {name_ranks(missing)} of {world_size} "
             f"did not come within {timeout:g} s: did every rank start, with its own "
@@ -97,7 +103,7 @@ def say_goodbye(store: Store, rank: int, size: int, *, wait: bool = True) -> Non
     try:
         store.withdraw()
         goodbye.set(_gone(rank), b"1")
-        if rank == 0 and wait:
+        if rank == 0 and wait and store.server == RANK_0:
             goodbye.wait([_gone(one) for one in range(size)], timeout=_GOODBYE)
     except DistError as error:
         # The host has ended, or another rank died: there is nothing left to do.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..errors import DistError, DistNetworkError, DistNetworkTimeoutError
-from ..stores.base import UNKNOWN_END, Store
+from ..stores.base import RANK_0, UNKNOWN_END, Store
 from .abort_reason import AbortReason, Departure
 from .spec import GroupSpec
 
@@ -63,8 +63,8 @@ class PeerWatch:
         self._keep(store.watch("abort", self._peer_aborted))
         self._keep(store.watch("inquiry", self._on_inquiry))
         self._watch_departure(1)
-        # Rank 0 serves the store, if the store reports deaths at all.
-        if 0 in spec.ranks:
+        # If the store reports deaths at all.
+        if 0 in spec.ranks or store.server != RANK_0:
             self._keep(store.watch_loss(self._store_lost))
         where = f"process {os.getpid()} on {os.uname().nodename}"
         self.publish_death_notice(
@@ -225,8 +225,8 @@ class PeerWatch:
         self._on_abort(AbortReason.from_json(value))
 
     def _store_lost(self, message: str) -> None:
-        # Rank 0 serves the store.
-        self._on_abort(AbortReason(message, _STORE, culprits=(0,)))
+        culprits = (0,) if self._store.server == RANK_0 else ()
+        self._on_abort(AbortReason(message, _STORE, culprits=culprits))
 
     def _peer_builds(self, device: str, value: bytes) -> None:
         # Not on the store's thread: building talks to the store.

@@ -10,6 +10,7 @@ from ..errors import DistError
 from ..interface.registry import registrations_at_init
 from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
 from ..stores.base import Store
+from . import launched
 
 __all__ = ["rendezvous"]
 
@@ -51,11 +52,11 @@ def rendezvous(
 
     if url.scheme == "env":
         if not any(name in os.environ for name in _MASTER):
-            launched = _from_launcher(timeout, key)
-            if launched is not None:
-                _agree("rank", launched[1], rank)
-                _agree("world_size", launched[2], world_size)
-                return launched
+            found = _from_launcher(timeout, key)
+            if found is not None:
+                _agree("rank", found[1], rank)
+                _agree("world_size", found[2], world_size)
+                return found
         rank, world_size, host, port = _from_environment(rank, world_size)
     elif rank == -1 or world_size == -1:
         rank = _integer(_RANK) if rank == -1 and _is_set(_RANK) else rank
@@ -65,6 +66,8 @@ def rendezvous(
         raise ValueError(f"world_size {world_size}: expected the number of ranks, ≥ 1")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank}: expected 0 to {world_size - 1}")
+    if url.scheme == "env" and launched.is_launched():
+        return launched.join(rank, world_size, timeout), rank, world_size
     if url.scheme == "file":
         if url.netloc not in ("", "localhost") or not url.path.strip("/"):
             raise ValueError(

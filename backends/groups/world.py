@@ -21,13 +21,14 @@ from ..interface.registry import (
     registrations_at_init,
 )
 from ..rank_sets import describe_members, name_ranks
-from ..stores.base import UNKNOWN_END, Store
+from ..stores.base import RANK_0, UNKNOWN_END, Store
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder, user_frame
 from . import arrival
 from .abort_reason import FoundCause
 from .config import BackendConfig
 from .key import GroupKey
+from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupSource, GroupStatus, WatchedGroup
@@ -60,6 +61,8 @@ class World:
         self.size: int | None = None
         self.store: Store | None = None
         self._owns_store = False
+        #: The first generation of the groups that are made: see `begin_round`.
+        self.round = 0
         #: The store, rank and world size of a launcher that made no default group, for
         #: an `init_process_group` that names none.
         self.offered: tuple[Store, int, int] | None = None
@@ -100,12 +103,14 @@ class World:
                 )
             self.rank, self.size = rank, size
             self.store, self._owns_store = store, owns_store
+            later = later_round(store)
+            self.round = 0 if later is None else later.number
             if owns_store:
                 arrival.announce_death(store, rank)
                 atexit.register(self._leave)
             for registration in registrations_at_init():
                 registration.on_init()
-            self.current = self._add(DEFAULT, range(size), config, timeout, 0)
+            self.current = self._add(DEFAULT, range(size), config, timeout, self.round)
             return self.current
 
     def _add(
@@ -149,7 +154,7 @@ class World:
             key = GroupKey(base, tuple(ranks))
             self._uses[key] = count = self._uses.get(key, 0) + 1
             name = base if count == 1 else f"{base} ({count})"
-            return self._add(name, ranks, config, timeout, 0, origin)
+            return self._add(name, ranks, config, timeout, self.round, origin)
 
     def shrink(
         self, group: ProcessGroup, excluded: Sequence[int], *, abort: bool
@@ -343,6 +348,16 @@ class World:
                 one.rebuild(generation, store or self.store)
             return [one.key.name for one in chosen]
 
+    def begin_round(self, store: LaunchedStore) -> None:
+        """Have all own groups, and those made later, go on in the keys of `store`.
+
+        Their generation is the number of the round: that of fresh processes, too.
+        """
+        with self._lock:
+            self.store, self.round = store, store.number
+            for one in self.groups():
+                one.rebuild(store.number, store)
+
     def export_groups(self) -> dict[str, Any]:
         """Return the state that a fresh process needs to join the same groups."""
         with self._lock:
@@ -468,15 +483,16 @@ class World:
     def _leave_at_end(self, store: Store) -> None:
         """Leave the groups because the process ends: its last will says how it did."""
         how = f": its process ended ({UNKNOWN_END})"
+        serves = self.rank == 0 and store.server == RANK_0
         try:
             for group in self.groups():
-                if self.rank == 0:
+                if serves:
                     # The store ends with this process, and reports nothing after it.
                     how = ": its process, which serves the store, ends"
-                group.current.leave(how, ends=True, by_will=self.rank != 0)
+                group.current.leave(how, ends=True, by_will=not serves)
         except DistError as failed:
             _log.debug("no departure: %s", failed)
-        if self.rank == 0:
+        if serves:
             self._say_goodbye(store, wait=False)
 
     def _disown(self) -> None:

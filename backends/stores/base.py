@@ -17,8 +17,10 @@ from ..rank_sets import name_ranks
 
 __all__ = [
     "DEFAULT_TIMEOUT",
+    "LAUNCHER",
     "MAX_DIGITS",
     "MAX_VALUE",
+    "RANK_0",
     "UNKNOWN_END",
     "Store",
     "empty_queue_error",
@@ -37,6 +39,9 @@ END_WAIT = 5.0
 
 #: Seconds that a wait of a store lasts by default.
 DEFAULT_TIMEOUT = 300.0
+
+#: What serves a store; a launcher outlives each rank.
+RANK_0, LAUNCHER = "rank 0", "the launcher"
 
 #: Most digits of a store's integer: to parse a million digits takes minutes.
 MAX_DIGITS = 1000
@@ -90,6 +95,9 @@ class Store:
     """
 
     _timeout = DEFAULT_TIMEOUT
+
+    #: What serves the keys, in messages: `RANK_0` or `LAUNCHER`.
+    server = RANK_0
 
     @property
     def timeout(self) -> timedelta:

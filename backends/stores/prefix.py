@@ -50,6 +50,7 @@ class PrefixStore(Store):
         self.prefix = prefix
         self.underlying_store = store
         self.timeout = store.timeout
+        self.server = store.server
         self._owns_store = False
         self._changed = threading.Condition()
         self._cancels: set[Callable[[], None]] = set()

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
-from .base import DEFAULT_TIMEOUT, remaining, to_bytes
+from .base import DEFAULT_TIMEOUT, RANK_0, remaining, to_bytes
 from .key_table import RequestStore
 from .process_end import own_process
 from .tcp_client import TCPStoreClient
@@ -57,6 +57,8 @@ class TCPStore(RequestStore):
     reports_deaths : bool, default False
         Whether last wills are published and the loss of the master is reported; the
         same on every rank.
+    server : str, default "rank 0"
+        What the process that serves the keys is, in messages.
 
     Raises
     ------
@@ -105,6 +107,7 @@ class TCPStore(RequestStore):
         *,
         key: bytes | None = None,
         reports_deaths: bool = False,
+        server: str = RANK_0,
     ) -> None:
         port = as_int(port, "TCPStore: port")
         if multi_tenant:
@@ -127,6 +130,7 @@ class TCPStore(RequestStore):
         self.world_size = world_size
         self.is_master = is_master
         self._reports_deaths = reports_deaths
+        self.server = server
         self.timeout = timeout
         self._key = shared_key() if key is None else key
         keys = curve_keys(self._key)
@@ -135,7 +139,7 @@ class TCPStore(RequestStore):
         self._client: TCPStoreClient | None = None
         deadline = time.monotonic() + self._timeout
         try:
-            self._client = TCPStoreClient(host_name, self.port, keys)
+            self._client = TCPStoreClient(host_name, self.port, keys, server)
             self._client.connect(self._timeout)
             if reports_deaths:
                 # Both sides report how the process of the other one ended.
@@ -179,6 +183,7 @@ class TCPStore(RequestStore):
             wait_for_workers=False,
             key=self._key,
             reports_deaths=self._reports_deaths,
+            server=self.server,
         )
 
     def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:

@@ -75,8 +75,8 @@ class TCPStoreClient:
     the thread through a pipe, and each waits for the answer to its own request.
     """
 
-    def __init__(self, host: str, port: int, keys: CurveKeys) -> None:
-        self._where = f"{host}:{port}"
+    def __init__(self, host: str, port: int, keys: CurveKeys, server: str) -> None:
+        self._where, self._server = f"{host}:{port}", server
         endpoint = endpoint_of(host, port)
         self._numbers = itertools.count(1)
         # Reentrant: the garbage collector may close the store on any thread.
@@ -143,7 +143,8 @@ class TCPStoreClient:
         """Wait until the server has accepted this client."""
         if not self._settled.wait(timeout):
             raise DistNetworkTimeoutError(
-                f"no store answered at {self._where} within {timeout:g} s: is rank 0 "
+                f"no store answered at {self._where} within {timeout:g} s: is "
+                f"{self._server} "
                 "running, on the host that MASTER_ADDR names, and is the port open?"
             )
         if self._end is not None:
@@ -227,8 +228,8 @@ class TCPStoreClient:
     def no_answer(self) -> DistNetworkTimeoutError:
         """Return the error for a server that is connected but does not answer."""
         return DistNetworkTimeoutError(
-            f"the store at {self._where} does not answer: the process of rank 0 "
-            "is stopped or overloaded"
+            f"the store at {self._where} does not answer: the process of "
+            f"{self._server} is stopped or overloaded"
         )
 
     def close(self) -> None:
@@ -323,7 +324,7 @@ class TCPStoreClient:
             self._finish(
                 b"lost",
                 f"the connection to the store at {self._where} was lost: the process "
-                f"of rank 0 ended{self._how()}; the group must be made again",
+                f"of {self._server} ended{self._how()}; the group must be made again",
             )
         elif kind in (
             zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,

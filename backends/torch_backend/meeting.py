@@ -7,10 +7,12 @@ import socket
 from typing import Any
 
 from ..errors import DistBackendError, DistNetworkError
+from ..groups import launched
 from ..groups.api import init_process_group
 from ..groups.process_group import ProcessGroup
 from ..groups.subgroups import new_group
 from ..groups.world import world
+from ..launch_variables import first_number
 from .options import Options
 from .private import store_host
 
@@ -112,7 +114,14 @@ def make_group(
 def _meet(
     store: Any, rank: int, size: int, timeout: float, options: Options
 ) -> ProcessGroup:
-    """Make Rankscope's default group over a store of its own, which rank 0 serves."""
+    """Make Rankscope's default group over a store of its own.
+
+    The launcher serves it, if it is ours, and else rank 0.
+    """
+    if launched.is_launched() and first_number(("RANK",)) == rank:
+        init_process_group(options.transport, None, timeout, size, rank)
+        assert world.default is not None
+        return world.default
     key = _ADDRESS.format(store.add(_COUNT.format(rank), 1))
     if rank == 0:
         try:

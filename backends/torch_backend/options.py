@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from ..groups.config import BackendConfig
 
-__all__ = ["Options"]
+__all__ = ["NAME", "Options"]
+
+#: The name of the backend.
+NAME = "rankscope"
 
 
 @dataclass(frozen=True)

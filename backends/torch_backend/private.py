@@ -6,6 +6,8 @@ without it.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,13 +30,13 @@ __all__ = [
     "is_profiling",
     "missing",
     "queue_callback",
-    "register_backend",
     "registered_groups",
     "renumber",
     "replace",
     "reset_reducer",
     "restore_precision",
     "run_allreduce_hook",
+    "skip_init_sync",
     "store_host",
     "upcast_hook",
 ]
@@ -124,16 +126,6 @@ def in_backward() -> bool:
     return _graph_task is None or _graph_task() != -1
 
 
-def register_backend(name: str, creator: Callable[..., Any]) -> None:
-    """Register a backend of tensors on the CPU, unless it is registered.
-
-    ``extended_api`` is what gives the creator the group's ranks and ``pg_options``.
-    """
-    known = c10d_module.Backend
-    if name.upper() not in known._plugins:
-        known.register_backend(name, creator, extended_api=True, devices=["cpu"])
-
-
 def registered_groups() -> Iterator[c10d.ProcessGroup]:
     """Return the groups of this process, the default one first."""
     return iter(list(c10d_module._world.pg_map))
@@ -149,29 +141,62 @@ def renumber(group: c10d.ProcessGroup, ranks: Sequence[int]) -> None:
     }
 
 
-def reset_reducer(model: Any) -> None:
+_HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel).parameters
+if not _HAS_INIT_SYNC:
+    missing.append(
+        f"torch {torch.__version__} has no init_sync of DistributedDataParallel, "
+        "without which a rank that is started again cannot make such a model"
+    )
+
+
+def skip_init_sync() -> Callable[[], None]:
+    """Have the constructor of DDP issue no op, until what is returned is called.
+
+    There is no other way to do without these ops in a script that is not changed.
+    """
+    construct = DistributedDataParallel.__init__
+    if not _HAS_INIT_SYNC:
+        return lambda: None
+
+    @functools.wraps(construct)
+    def without(self: Any, *arguments: Any, **options: Any) -> None:
+        construct(self, *arguments, **{**options, "init_sync": False})
+
+    DistributedDataParallel.__init__ = without
+
+    def restore() -> None:
+        DistributedDataParallel.__init__ = construct
+
+    return restore
+
+
+def reset_reducer(model: Any, *, anew: bool = False) -> None:
     """Have a DDP model forget the backward pass that failed, and its buckets.
 
     Every rank does it: buckets are built anew in the next backward pass, by their order
-    on the first rank. The number of ranks is read again, too.
+    on the first rank. The number of ranks is read again, too. `anew`: the reducer is
+    made anew, as a fresh process has other buckets.
     """
-    if not model.static_graph:
+    if not (model.static_graph or anew):
         model._update_process_group(model.process_group)
         return
     # A reducer of a static graph keeps what it saw in the first pass, which another
     # rank may not have done: all get a new one.
     model._remove_autograd_hooks()
+    static = model.static_graph
     model._has_rebuilt_buckets = model.static_graph = False
     parameters, expect_sparse = model._build_params_for_reducer()
     names = model._build_debug_param_to_name_mapping(parameters)
     hooks, model._comm_hooks = model._comm_hooks, []
-    model._ddp_init_helper(parameters, expect_sparse, names, True)
+    model._ddp_init_helper(parameters, expect_sparse, names, static)
     for hook, state in hooks:
         model.register_comm_hook(state, hook)
     if model.mixed_precision is not None:
         model.reducer._set_mixed_precision_param_dtype(
             model.mixed_precision.param_dtype
         )
+    if static:
+        model._set_static_graph()
 
 
 def restore_precision(model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,12 +12,20 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
+from ..groups.launched import LaunchedStore, await_round
 from ..groups.subgroups import SHRINK_ABORT, shrink_group
+from ..groups.world import world
 from ..rank_sets import name_ranks
+from ..work.async_errors import acknowledge
 from . import hooks_on_cpu, meeting, private
+from .joining import joining
 from .shell import ProcessGroupRankscope
 
 __all__ = ["rebuild", "rejoin", "shrink"]
+
+
+#: Seconds that a rebuild waits for a rank that is started again, by default.
+REBUILD_TIMEOUT = 300.0
 
 
 def _groups() -> list[ProcessGroupRankscope]:
@@ -34,16 +43,38 @@ def _groups() -> list[ProcessGroupRankscope]:
     return found
 
 
-def rebuild() -> None:
+def rebuild(timeout: float = REBUILD_TIMEOUT) -> None:
     """Do `rankscope.torch.rebuild`."""
-    for group in _groups():
-        rebuild_process_group(group.group)
+    groups = _groups()
+    store = world.store
+    if not isinstance(store, LaunchedStore):
+        for group in groups:
+            rebuild_process_group(group.group)
+        return
+    aborted = groups[0].group.aborted is not None
+    fresh = joining()
+    if fresh is not None and not aborted:
+        fresh.end()
+        return
+    assert world.rank is not None
+    assert world.size is not None
+    if aborted or store.complete:
+        for group in groups:
+            acknowledge(group.group.status)
+        store = store.next()
+        world.begin_round(store)
+    await_round(store, world.rank, world.size, timeout)
 
 
 def shrink(ranks: Sequence[int] | None = None) -> list[int]:
     """Do `rankscope.torch.shrink`."""
     groups = _groups()
     default = groups[0]
+    if isinstance(world.store, LaunchedStore):
+        raise DistBackendError(
+            "shrink: the launcher of this job, rankscope.run, replaces a rank that "
+            "dies, or ends the others: call rankscope.torch.rebuild()"
+        )
     known = list(default.group.ranks)
     if ranks is None:
         reason = default.group.aborted
@@ -103,7 +134,21 @@ def rejoin(
             "so no rank has what another one lost; load a checkpoint"
         )
     hooks_on_cpu.end_failed_passes(model)
-    done = _steps(optimizer) if step is None else step
+    fresh = joining()
+    with contextlib.nullcontext() if fresh is None else fresh.rejoining():
+        return _agree(group, model, optimizer, step)
+
+
+def _agree(
+    group: ProcessGroupRankscope,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    step: int | None,
+) -> int:
+    """Give the model and its optimizer on all ranks the state of one rank."""
+    # A fresh process has nothing to send, whatever it counts.
+    lived = joining() is None
+    done = lived, _steps(optimizer) if step is None else step
     counts: list[Any] = [None] * group.size()
     td.all_gather_object(counts, done, group=group)
     most = max(counts)
@@ -117,8 +162,8 @@ def rejoin(
     else:
         model.zero_grad()
     for module in _replicas(model):
-        private.reset_reducer(module)
-    return most
+        private.reset_reducer(module, anew=not all(lived for lived, _ in counts))
+    return int(most[1])
 
 
 def _group_of(model: torch.nn.Module) -> ProcessGroupRankscope:

@@ -16,15 +16,12 @@ import torch
 from ..groups.api import destroy_process_group
 from ..groups.process_group import ProcessGroup
 from ..groups.world import world
-from . import hooks_on_cpu, meeting
+from . import hooks_on_cpu, joining, meeting
 from .ops import Ops
-from .options import Options
+from .options import NAME, Options
 from .private import c10d, groups_name
 
-__all__ = ["NAME", "ProcessGroupRankscope", "create"]
-
-#: The name of the backend.
-NAME = "rankscope"
+__all__ = ["ProcessGroupRankscope", "create"]
 
 
 class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
@@ -58,6 +55,8 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
             )
             meeting.note_default_ranks(self.group.ranks)
             self._unmade = None
+            if self._owns_world and self.group.generation:
+                joining.begin(rank)
         else:
             self._unmade = timeout.total_seconds(), options
 
@@ -171,6 +170,9 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
             return
         if self._owns_world:
             meeting.note_default_ranks([])
+            fresh = joining.joining()
+            if fresh is not None:
+                fresh.end()
             destroy_process_group()
         elif group is not world.default:
             destroy_process_group(group)

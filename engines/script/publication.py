@@ -127,6 +127,8 @@ class Publication:
         # Before the store's own end, which the store has registered meanwhile.
         atexit.unregister(self.end)
         atexit.register(self.end)
+        # That of a process of this rank which died before.
+        store.delete_key(end_key(rank))
         store.last_will(
             end_key(rank), f"rank {rank} is dead ({_process()}): {UNKNOWN_END}"
         )

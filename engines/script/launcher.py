@@ -1,0 +1,260 @@
+"""Launcher: starts the ranks of a script on this host, and replaces one that died.
+
+The stores in which the ranks meet are served here, and by a process beside it: they
+outlive each of the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import queue
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope.backends.groups.launched import ENDED
+from rankscope.backends.launch_variables import STORE
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.stores.base import LAUNCHER as SERVED_BY_LAUNCHER
+from rankscope.backends.stores.tcp import TCPStore
+
+from .rank_process import LAUNCHER, RankProcess
+
+__all__ = ["Launcher", "Script"]
+
+#: Seconds that ranks get to end after a signal, before they are killed.
+GRACE = 5.0
+
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the ranks run: the path of a script, or the name of a module."""
+
+    name: str
+    arguments: Sequence[str] = ()
+    is_module: bool = False
+
+    def command(self) -> list[str]:
+        """Return the command line of a rank."""
+        module = ["-m"] if self.is_module else []
+        run = [sys.executable, "-m", "rankscope.torch", *module]
+        return [*run, "--", self.name, *self.arguments]
+
+
+class Launcher:
+    """`size` ranks of `script`; a rank that fails is started again up to `restarts`
+    times, and then ends the others.
+
+    `port` is ``MASTER_PORT``, 0 for a free one. `log_folder` gets a file for each rank.
+
+    Raises `OSError` where the port or the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        script: Script,
+        *,
+        restarts: int = 0,
+        port: int = 0,
+        log_folder: Path | None = None,
+    ) -> None:
+        self._size, self._script, self._restarts = size, script, restarts
+        self._log_folder = log_folder
+        if log_folder is not None:
+            log_folder.mkdir(parents=True, exist_ok=True)
+        # Ranks and signals, as they end and come.
+        self._events: queue.SimpleQueue[RankProcess | int] = queue.SimpleQueue()
+        self._ranks: dict[int, RankProcess] = {}
+        self._ended: list[RankProcess] = []
+        self._restarted = dict.fromkeys(range(size), 0)
+        self._run_id = secrets.token_hex(4)
+        self._listening = socket.create_server((_HOST, port), backlog=4 * size + 16)
+        self._torch_store: subprocess.Popen[bytes] | None = None
+        self._store = TCPStore(
+            _HOST, 0, is_master=True, reports_deaths=True, server=SERVED_BY_LAUNCHER
+        )
+
+    def run(self) -> int:
+        """Run the ranks to their end; return the exit status. On the main thread."""
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._signals())
+            undo.callback(self._close)
+            if importlib.util.find_spec("torch") is not None:
+                self._serve_torch()
+            for rank in range(self._size):
+                self._start(rank)
+            return self._watch()
+
+    # -- starting ------------------------------------------------------------
+
+    def _serve_torch(self) -> None:
+        listening = self._listening.fileno()
+        self._torch_store = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "rankscope.engines.script.torch_store"),
+                str(listening),
+            ],
+            stdin=subprocess.PIPE,
+            pass_fds=[listening],
+            start_new_session=True,
+        )
+
+    def _start(self, rank: int) -> None:
+        log = None
+        if self._log_folder is not None:
+            log = self._log_folder / f"rank-{rank}.log"
+        self._ranks[rank] = RankProcess(
+            rank, self._script.command(), self._environment(rank), log, self._events.put
+        )
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        """Return the environment of a rank: the variables that torchrun sets, and ours.
+
+        ``TORCHELASTIC_RESTART_COUNT`` is that of the rank: how often it was replaced.
+        """
+        size = str(self._size)
+        made = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "ROLE_RANK": str(rank),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "ROLE_WORLD_SIZE": size,
+            "ROLE_NAME": "default",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": _HOST,
+            "MASTER_PORT": str(self._listening.getsockname()[1]),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": self._run_id,
+            "TORCHELASTIC_RESTART_COUNT": str(self._restarted[rank]),
+            "TORCHELASTIC_MAX_RESTARTS": str(self._restarts),
+            STORE: f"{_HOST}:{self._store.port}",
+            LAUNCHER: str(os.getpid()),
+            # A pipe is no terminal, and what a dead rank held back would be lost.
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self._size > 1:
+            # As torchrun does: the ranks share the cores.
+            made["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        return {**os.environ, **made}
+
+    # -- watching -------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        chosen = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {
+            signum: signal.signal(signum, lambda number, _: self._events.put(number))
+            for signum in chosen
+        }
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def _watch(self) -> int:
+        while True:
+            event = self._events.get()
+            if isinstance(event, int):
+                return self._interrupted(event)
+            rank = event.rank
+            del self._ranks[rank]
+            self._ended.append(event)
+            if event.exit_code == 0:
+                self._store.set(ENDED.format(rank), b"1")
+                if not self._ranks:
+                    return 0
+                continue
+            why_not = self._why_not_replaced(rank)
+            if why_not:
+                return self._failed(event, why_not)
+            self._restarted[rank] += 1
+            count = f"{self._restarted[rank]} of {self._restarts}"
+            _say(f"{event.describe()}; it is started again ({count})")
+            self._start(rank)
+
+    def _why_not_replaced(self, rank: int) -> str:
+        """Return why a rank that failed is not started again; empty: it is."""
+        if not self._restarts:
+            return "no rank is started again, as --max-restarts is 0"
+        if self._restarted[rank] == self._restarts:
+            return f"it is not started again, as --max-restarts is {self._restarts}"
+        over = sorted({one.rank for one in self._ended if one.exit_code == 0})
+        if over:
+            return f"it is not started again, as {name_ranks(over)} ended before"
+        return ""
+
+    def _failed(self, cause: RankProcess, why_not: str) -> int:
+        """End the other ranks; return the exit status of the one that failed."""
+        others = sorted(self._ranks)
+        if others:
+            _say(f"{cause.describe()}; {why_not}: SIGTERM to {name_ranks(others)}")
+            self._end_ranks(signal.SIGTERM)
+        for one in (*self._ranks.values(), *self._ended):
+            one.close()
+        log = ""
+        if self._log_folder is not None:
+            log = f"; its output is in {self._log_folder / f'rank-{cause.rank}.log'}"
+        _say(f"failed: {cause.describe()}{log}")
+        assert cause.exit_code is not None
+        return _status(cause.exit_code)
+
+    def _interrupted(self, signum: int) -> int:
+        name = signal.Signals(signum).name
+        _say(f"{name}: {name_ranks(sorted(self._ranks))}: SIGKILL after {GRACE:g} s")
+        self._end_ranks(signum)
+        return _status(-signum)
+
+    def _end_ranks(self, signum: int) -> None:
+        """Send the ranks a signal; kill those that have not ended after `GRACE`.
+
+        A further signal to the launcher kills them at once.
+        """
+        for one in self._ranks.values():
+            one.send_signal(signum)
+        deadline = time.monotonic() + GRACE
+        while self._ranks:
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if isinstance(event, int):
+                break
+            del self._ranks[event.rank]
+            self._ended.append(event)
+        if self._ranks:
+            _say(f"{name_ranks(sorted(self._ranks))} did not end: SIGKILL")
+
+    def _close(self) -> None:
+        for one in (*self._ranks.values(), *self._ended):
+            one.close()
+        if self._torch_store is not None:
+            self._torch_store.kill()
+            self._torch_store.wait()
+            assert self._torch_store.stdin is not None
+            self._torch_store.stdin.close()
+        self._listening.close()
+        self._store.withdraw()
+        self._store.close()
+
+
+def _status(exit_code: int) -> int:
+    """Return the exit status for that of a process, as a shell says it."""
+    return 128 - exit_code if exit_code < 0 else exit_code
+
+
+def _say(text: str) -> None:
+    print(f"rankscope.run: {text}", file=sys.stderr, flush=True)

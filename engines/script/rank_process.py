@@ -1,0 +1,147 @@
+"""RankProcess: a process of a rank that the launcher starts, its output and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from rankscope.backends.stores.process_end import describe_exit_code
+
+__all__ = ["LAUNCHER", "RankProcess", "end_with_launcher"]
+
+#: The variable with the pid of a rank's launcher, for the rank alone.
+LAUNCHER = "RANKSCOPE_LAUNCHER_PID"
+
+# Of `prctl`: the signal that this process gets at the end of its parent.
+_PR_SET_PDEATHSIG = 1
+#: Seconds that output is read after the end of a rank: a child of it may hold the pipe.
+_OUTPUT_WAIT = 1.0
+# A progress bar goes back to the start of its line.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+
+_writing = threading.Lock()
+
+
+def end_with_launcher() -> None:
+    """Have the kernel kill this process, a rank, when its launcher has ended."""
+    launcher = os.environ.pop(LAUNCHER, None)
+    if launcher is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(launcher):
+        os._exit(1)
+
+
+class RankProcess:
+    """A process of rank `rank`, in a session of its own; `on_end(self)` at its end.
+
+    Only the main thread makes one: the kernel counts the end of the thread as that of
+    the launcher. `log` gets what the rank writes, too. The process is not reaped before
+    `close`: until then others can read how it has ended.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path | None,
+        on_end: Callable[[RankProcess], object],
+    ) -> None:
+        self.rank = rank
+        #: How it has ended, as `subprocess` says it; ``None``: it has not.
+        self.exit_code: int | None = None
+        self._began = time.monotonic()
+        self._on_end = on_end
+        self._log = None if log is None else log.open("ab", buffering=0)
+        self._process = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._readers = [
+            self._thread(self._forward, source, target)
+            for source, target in (
+                (self._process.stdout, sys.stdout),
+                (self._process.stderr, sys.stderr),
+            )
+        ]
+        self._thread(self._await_end)
+
+    def _thread(
+        self, target: Callable[..., object], *arguments: object
+    ) -> threading.Thread:
+        name = f"rankscope-run-{self.rank}"
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _await_end(self) -> None:
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        status = ended.si_status
+        self.seconds = time.monotonic() - self._began
+        self.exit_code = status if ended.si_code == os.CLD_EXITED else -status
+        self._on_end(self)
+
+    def _forward(self, source: IO[bytes], target: Any) -> None:
+        """Write what the rank writes, by lines that begin with the rank."""
+        begin = f"[rank {self.rank}] ".encode()
+        held = b""
+        while True:
+            read = os.read(source.fileno(), 1 << 16)
+            if self._log is not None:
+                self._log.write(read)
+            held += read
+            whole = b"".join(begin + line for line in _LINE.findall(held))
+            held = _LINE.sub(b"", held)
+            if not read and held:
+                whole += begin + held + b"\n"
+            # Its reader, as head, may have ended.
+            with _writing, contextlib.suppress(BrokenPipeError):
+                target.buffer.write(whole)
+                target.flush()
+            if not read:
+                return
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended."""
+        return self.exit_code is None
+
+    def describe(self) -> str:
+        """Return ``rank 2 (pid 41): killed by SIGKILL after 12.3 s``."""
+        assert self.exit_code is not None
+        how = describe_exit_code(self.exit_code)
+        return f"rank {self.rank} (pid {self.pid}): {how} after {self.seconds:.1f} s"
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the process and its children, if there are any left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signum)
+
+    def drain(self) -> None:
+        """Wait a moment until all that the ended process wrote is written."""
+        deadline = time.monotonic() + _OUTPUT_WAIT
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Kill what is left of the process and its children, and reap it."""
+        self.send_signal(signal.SIGKILL)
+        self._process.wait()
+        self.drain()

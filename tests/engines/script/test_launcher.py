@@ -1,0 +1,195 @@
+"""``python -m rankscope.run``: the ranks of a script, their ends, and fresh ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import psutil
+import pytest
+
+from rankscope.run import main
+
+#: Seconds after which what is waited for fails the test.
+DEADLINE = 60.0
+
+BEGIN = """
+import os, signal, sys, time
+import numpy as np
+import rankscope as dist
+rank = int(os.environ["RANK"])
+"""
+
+
+class Run:
+    """A launcher with the ranks of a script."""
+
+    def __init__(self, folder: Path, code: str, *options: str) -> None:
+        script = folder / "train.py"
+        script.write_text(BEGIN + dedent(code))
+        self.process = subprocess.Popen(
+            [*(sys.executable, "-m", "rankscope.run"), *options, str(script), "--lr=1"],
+            env={**os.environ, "RANKSCOPE_REPORT": "0"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Return exit status, stdout and stderr."""
+        out, err = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, out, err
+
+    def wait_for(self, lines: int) -> list[psutil.Process]:
+        """Return the ranks once so many lines are on stdout."""
+        assert self.process.stdout is not None
+        for _ in range(lines):
+            assert self.process.stdout.readline()
+        return psutil.Process(self.process.pid).children()
+
+
+@pytest.fixture
+def ended() -> Iterator[list[psutil.Process]]:
+    """Take processes that have to be gone at the end of the test."""
+    found: list[psutil.Process] = []
+    yield found
+    _, living = psutil.wait_procs(found, timeout=10)
+    for one in living:
+        one.kill()
+    assert not living
+
+
+@pytest.mark.processes
+def test_the_ranks_meet_and_their_output_has_their_numbers(tmp_path: Path) -> None:
+    code = """
+    dist.init_process_group(timeout=30)
+    x = np.ones(1)
+    dist.all_reduce(x)
+    names = "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"
+    print(x.item(), *(os.environ[name] for name in names), sys.argv[1:])
+    print("no end of line", end="", file=sys.stderr)
+    dist.destroy_process_group()
+    """
+    logs = tmp_path / "logs"
+    status, out, err = Run(tmp_path, code, "-n", "2", "--log-dir", str(logs)).finish()
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [
+        "[rank 0] 2.0 0 2 2 0 ['--lr=1']",
+        "[rank 1] 2.0 1 2 2 0 ['--lr=1']",
+    ]
+    assert sorted(err.splitlines()) == [
+        "[rank 0] no end of line",
+        "[rank 1] no end of line",
+    ]
+    assert "2.0 1 2 2 0" in (logs / "rank-1.log").read_text()
+
+
+@pytest.mark.processes
+def test_a_rank_that_fails_ends_the_others_and_is_named(tmp_path: Path) -> None:
+    code = """
+    if rank == 1:
+        os._exit(3)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
+    time.sleep(600)
+    """
+    status, _, err = Run(tmp_path, code, "-n", "2").finish()
+    assert status == 3
+    last = err.splitlines()[-1]
+    assert last.startswith("rankscope.run: failed: rank 1 (pid ")
+    assert "): exit code 3 after " in last
+    assert "SIGTERM to rank 0" in err
+
+
+@pytest.mark.processes
+def test_only_the_rank_that_died_is_started_again(tmp_path: Path) -> None:
+    code = """
+    count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print("started", count)
+    done = sys.argv[0] + ".done"
+    if rank == 1 and count == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        open(done, "w").close()
+    while not os.path.exists(done):
+        time.sleep(0.01)
+    """
+    run = Run(tmp_path, code, "-n", "2", "--max-restarts", "1")
+    status, out, err = run.finish()
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [
+        "[rank 0] started 0",
+        "[rank 1] started 0",
+        "[rank 1] started 1",
+    ]
+    assert "killed by SIGKILL after" in err
+    assert "started again (1 of 1)" in err
+
+
+@pytest.mark.processes
+def test_a_rank_that_always_fails_ends_the_job(tmp_path: Path) -> None:
+    status, _, err = Run(
+        tmp_path, "sys.exit(4)", "-n", "1", "--max-restarts", "1"
+    ).finish()
+    assert status == 4
+    assert "started again (1 of 1)" in err
+    assert "failed: rank 0" in err.splitlines()[-1]
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_the_ranks_and_a_second_one_kills_them(
+    tmp_path: Path, ended: list[psutil.Process]
+) -> None:
+    code = """
+    signal.signal(signal.SIGINT, lambda *_: print("not yet"))
+    print("here")
+    while True:
+        time.sleep(0.1)
+    """
+    run = Run(tmp_path, code, "-n", "2")
+    ended += run.wait_for(2)
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for(2)
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    status, _, err = run.finish()
+    assert status == 128 + signal.SIGINT
+    assert time.monotonic() - began < 4
+    assert "ranks 0–1 did not end: SIGKILL" in err
+
+
+@pytest.mark.processes
+def test_no_rank_outlives_a_launcher_that_is_killed(
+    tmp_path: Path, ended: list[psutil.Process]
+) -> None:
+    run = Run(tmp_path, 'print("here")\ntime.sleep(600)', "-n", "2")
+    ended += run.wait_for(2)
+    assert len(ended) == 2
+    run.process.kill()
+    run.finish()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-n", "0", __file__], "-n 0: expected the number of ranks, from 1"),
+        (["--max-restarts", "-1", __file__], "--max-restarts -1: expected 0 or more"),
+        (["--master-port", "70000", __file__], "expected a port, 0-65535"),
+        (["nosuch.py"], "nosuch.py: no such file"),
+        (["-m", "nosuch.module"], "-m nosuch.module: no such module"),
+        (["--log-dir", __file__, __file__], "File exists"),
+    ],
+)
+def test_a_wrong_argument_is_told(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(arguments)
+    assert raised.value.code == 2
+    assert says in capsys.readouterr().err
