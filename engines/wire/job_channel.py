@@ -67,8 +67,9 @@ class QueueReader:
     """Calls ``callback(message)`` for each message of a queue, in their order.
 
     On the store's thread for callbacks, which goes on where `callback` raises. A queue
-    has one reader, unless `shared`: then each reader gets every message from its start
-    on, and none is deleted.
+    has one reader, which gets no message to one before it: to a process of its rank that
+    died. Unless `shared`: then each reader gets every message from the queue's start on,
+    and none is deleted.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class QueueReader:
         self._store, self._queue = store, queue
         self._callback = callback
         self._shared = shared
+        next_place = store.compare_set(f"{queue}/next", b"", b"1")
         self._place = 1
-        if shared:
-            store.compare_set(f"{queue}/next", b"", b"1")
-        else:
-            store.set(f"{queue}/next", b"1")
+        if not shared:
+            self._place = int(next_place)
+            while store.check([f"{queue}/{self._place}"]):
+                self._place += 1
+            store.set(f"{queue}/next", b"%d" % self._place)
         self._watch()
 
     def _watch(self) -> None:

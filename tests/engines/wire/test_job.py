@@ -120,6 +120,22 @@ def test_a_queue_is_read_in_order_by_one_reader(store: TCPStore) -> None:
     assert store.num_keys() < 2 * job_channel._KEPT
 
 
+def test_a_queue_of_a_fresh_process_begins_behind_what_is_there(
+    store: TCPStore,
+) -> None:
+    dead: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    QueueReader(store, "q", dead.put)
+    append(store, "q", b"1")
+    assert dead.get(timeout=DEADLINE) == b"1"
+    until(lambda: store.get("q/next") == b"2")
+    # Its reader died amid these two.
+    store.multi_set(["q/2", "q/3"], [b"2", b"3"])
+    fresh: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    QueueReader(store, "q", fresh.put)
+    append(store, "q", b"4")
+    assert fresh.get(timeout=DEADLINE) == b"4"
+
+
 def test_a_reader_goes_on_after_a_request_without_an_answer(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
