@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rankscope.backends.groups.world import world
+from rankscope.backends.slurm_step import fill_environment
 from rankscope.backends.torch_backend.options import Options
 from rankscope.backends.torch_watch.patching import when_imported
 from rankscope.backends.torch_watch.private.groups import C10D
@@ -259,6 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "arguments", nargs=argparse.REMAINDER, help="the arguments of the script"
     )
     given = parser.parse_args(arguments)
+    # srun sets none of the variables by which torch's ranks meet.
+    fill_environment()
     try:
         watch(host=given.host, port=given.port, allow_abort=given.allow_abort)
     except ValueError as error:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ..errors import DistError
 from ..interface.registry import registrations_at_init
 from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
+from ..slurm_step import fill_environment
 from ..stores.base import Store
 from . import launched
 
@@ -38,8 +39,9 @@ def rendezvous(
 
     `init_method` is as in `init_process_group`. A `rank` or `world_size` of -1 is that
     of the URL (``?rank=0&world_size=4``), or else of the environment, in which mpiexec
-    has variables of its own. Rank 0 hosts the TCP store. `timeout` (seconds) bounds the
-    connection set-up and every later wait. `key` defaults to `tcp_keys.shared_key()`.
+    and srun have variables of their own. Rank 0 hosts the TCP store. `timeout`
+    (seconds) bounds the connection set-up and every later wait. `key` defaults to
+    `tcp_keys.shared_key()`.
 
     Raises the errors of `init_process_group` for these arguments.
     """
@@ -57,6 +59,8 @@ def rendezvous(
                 _agree("rank", found[1], rank)
                 _agree("world_size", found[2], world_size)
                 return found
+        if rank == -1 and world_size == -1:
+            fill_environment()
         rank, world_size, host, port = _from_environment(rank, world_size)
     elif rank == -1 or world_size == -1:
         rank = _integer(_RANK) if rank == -1 and _is_set(_RANK) else rank
@@ -145,8 +149,8 @@ def _from_environment(rank: int, world_size: int) -> tuple[int, int, str, int]:
     if missing:
         raise DistError(
             f"init_method env://: not set in the environment: {', '.join(missing)}. "
-            "Set this on every rank, or give rank=, world_size= and "
-            "init_method='tcp://host:port'"
+            "Set this on every rank, start it as a task of srun, or give rank=, "
+            "world_size= and init_method='tcp://host:port'"
         )
     return (
         _integer(_RANK) if rank == -1 else rank,

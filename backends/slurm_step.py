@@ -1,0 +1,71 @@
+"""The place of a process in a step of Slurm, as the variables that torchrun sets.
+
+``srun python train.py`` starts a rank for each task and sets neither ``RANK`` nor an
+address. Only a step counts: what a batch script or a shell starts has the task of that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import MutableMapping
+
+from .launch_variables import ENV, OPEN_MPI, PMI, SLURM, ranks, sizes
+
+__all__ = ["fill_environment"]
+
+#: Steps from here on are a job's batch script, its shell, and what Slurm itself runs.
+_NO_STEP = 0xFFFF_FFF0
+#: The ports that jobs meet at: below those that a system gives to connections.
+_FIRST_PORT, _PORTS = 20_000, 12_000
+
+_OTHERS = (*ranks(ENV, OPEN_MPI, PMI), *sizes(ENV, OPEN_MPI, PMI), *ENV.job)
+
+
+def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables of torchrun in a task of a step that has none of them.
+
+    Rank 0 is on the first node of the step, where the ranks meet, at a port that
+    follows from the numbers of the job and the step.
+    """
+    step = env.get("SLURM_STEP_ID", "")
+    if not step.isdecimal() or int(step) >= _NO_STEP:
+        return
+    if any(env.get(name) for name in _OTHERS):
+        return
+    try:
+        rank, node = int(env[SLURM.rank]), int(env["SLURM_NODEID"])
+        size, local = int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"])
+        tasks = _tasks(env["SLURM_STEP_TASKS_PER_NODE"])
+        first = _first_node(env["SLURM_STEP_NODELIST"])
+        number = 31 * int(env["SLURM_JOB_ID"]) + int(step)
+        here = tasks[node]
+    except (KeyError, ValueError, IndexError):
+        # Another Slurm than is known: the error of the rendezvous says what to set.
+        return
+    env.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_RANK=str(local),
+        LOCAL_WORLD_SIZE=str(here),
+        GROUP_RANK=str(node),
+        MASTER_ADDR="127.0.0.1" if len(tasks) == 1 else first,
+        MASTER_PORT=str(_FIRST_PORT + number % _PORTS),
+    )
+
+
+def _first_node(nodes: str) -> str:
+    """Return the first node of a list such as ``rack[1-2]node[03,07-09],login``."""
+    name = re.split(r",(?![^\[]*\])", nodes)[0]
+    if not name:
+        raise ValueError("an empty list of nodes")
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", name)
+
+
+def _tasks(counts: str) -> list[int]:
+    """Return the number of tasks of each node, of ``2(x3),1`` for 2, 2, 2 and 1."""
+    found: list[int] = []
+    for part in counts.split(","):
+        number, _, times = part.partition("(x")
+        found += [int(number)] * int(times.rstrip(")") or 1)
+    return found
