@@ -7,6 +7,7 @@ ranks of `test_backend` import the module.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,19 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoints
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
+    hook_with_zero_step,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import (
     ZeroRedundancyOptimizer,
     _apply_optimizer_in_backward,
+)
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
 )
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -200,6 +209,84 @@ def saved_and_loaded() -> float:
     return difference(fresh)
 
 
+def saved_meanwhile() -> float:
+    """Save a checkpoint while the training goes on."""
+    model = Net()
+    fully_shard(model)
+    optimizer = adam(model)
+    for step in range(STEPS // 2):
+        do_step(model, optimizer, own(step))
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    saving = checkpoints.async_save(
+        {"model": model.state_dict()},
+        checkpoint_id=folder[0],
+        process_group=dist.new_group(),
+    )
+    for step in range(STEPS // 2, STEPS):
+        do_step(model, optimizer, own(step))
+    saving.result()
+    fresh = Net()
+    fully_shard(fresh)
+    state = {"model": fresh.state_dict()}
+    checkpoints.load(state, checkpoint_id=folder[0])
+    fresh.load_state_dict(state["model"])
+    return max(difference(model), difference(fresh, STEPS // 2))
+
+
+def compiled() -> float:
+    model = DistributedDataParallel(Net())
+    optimizer = adam(model)
+    traced = torch.compile(model, backend="aot_eager")
+    for step in range(STEPS):
+        do_step(traced, optimizer, own(step))
+    return difference(model.module)
+
+
+def pipelined(schedule: type) -> float:
+    """Do a pass of a pipeline with two stages on each rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 8) for _ in range(2 * size)]
+    x, y = torch.randn(16, 8), torch.randn(16, 8)
+    whole = copy.deepcopy(torch.nn.Sequential(*layers))
+    here = rank, rank + size
+    stages = [
+        PipelineStage(layers[place], place, 2 * size, torch.device("cpu"))
+        for place in here
+    ]
+    run = schedule(stages, 2 * size, loss_fn=torch.nn.functional.mse_loss)
+    # The first stage takes the input, the last one the target.
+    run.step(*[x] * (rank == 0), **({"target": y} if rank == size - 1 else {}))
+    torch.nn.functional.mse_loss(whole(x), y).backward()
+    return max(
+        (layers[place].weight.grad - whole[place].weight.grad).abs().max().item()
+        for place in here
+    )
+
+
+def reduced(bucket: Any) -> Any:
+    """Reduce a bucket, and wait for it in the hook."""
+    dist.all_reduce(bucket.buffer(), async_op=True).get_future().wait()
+    bucket.buffer().div_(dist.get_world_size())
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def overlapped_zero() -> float:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=BUCKET_MB)
+    sharded = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=0.01
+    )
+    hook = hook_with_zero_step(default_hooks.allreduce_hook, model, sharded)
+    model.register_comm_hook(None, hook)
+    # It updates nothing in the first two passes.
+    for step in (0, 0, *range(STEPS)):
+        do_step(model, sharded, own(step))
+    return difference(model.module)
+
+
 def sparse_gradients() -> float:
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
@@ -302,6 +389,22 @@ TRAININGS: dict[str, tuple[Callable[[], float], float]] = {
     "tensor_parallel": (tensor_parallel, 1e-5),
     "saved_and_loaded": (saved_and_loaded, 1e-5),
     "sparse_gradients": (sparse_gradients, 1e-6),
+    "saved_meanwhile": (saved_meanwhile, 1e-5),
+    "compiled": (compiled, 1e-5),
+    "pipelined": (lambda: pipelined(ScheduleInterleaved1F1B), 1e-6),
+    "pipelined_without_bubbles": (
+        lambda: pipelined(ScheduleInterleavedZeroBubble),
+        1e-6,
+    ),
+    # Torch refuses its hook by the name where there is no NCCL.
+    "bf16_hook": (
+        lambda: ddp(
+            hook=lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)
+        ),
+        0.05,
+    ),
+    "waiting_hook": (lambda: ddp(hook=lambda state, bucket: reduced(bucket)), 1e-5),
+    "overlapped_zero": (overlapped_zero, 1e-5),
     "mixed_precision": (mixed_precision, 1e-3),
     "mixed_precision_reduced_with_32_bits": (
         lambda: mixed_precision(torch.float32),
