@@ -69,13 +69,14 @@ def _explain(error: BaseException) -> BaseException | None:
     found = _aborted_group(used)
     if found is None:
         # gloo closes its connections where an op fails, be it by a timeout.
-        for group, _ in filter(_lost_connection, used):
+        broken = [group for group, _ in filter(_lost_connection, used)]
+        for group in broken:
             for listener in on_broken:
                 listener(group, str(error))
         for group, made, cause in causes:
             if call.group is group if call else _IN_GLOO.match(str(error)):
                 return _given_up(error, group, made, call, str(cause), cause)
-        return _after_others(error, call)
+        return _after_others(error, call, broken)
     group, made = found
     op = made.op, made.sequence_number, made.source
     if made.op is None and call is not None and call.group is group:
@@ -94,16 +95,24 @@ def _op(call: Call | None) -> tuple[str | None, int | None, str]:
     return call.op_type.value, call.seq, line
 
 
-def _after_others(error: BaseException, call: Call | None) -> BaseException | None:
-    """Return the error of an op that other ranks gave up before; ``None``: none did."""
-    if call is None or has_timed_out(error) or not _IN_GLOO.match(str(error)):
+def _after_others(
+    error: BaseException, call: Call | None, broken: Sequence[Any]
+) -> BaseException | None:
+    """Return the error of an op that other ranks gave up before; ``None``: none did.
+
+    It is an op of one of the groups `broken`, or of that of `call`.
+    """
+    if has_timed_out(error) or not _IN_GLOO.match(str(error)):
         return None
-    given_up = past(call.group)
+    if call is None and len(broken) != 1:
+        return None
+    group = call.group if call else broken[0]
+    given_up = past(group)
     if not given_up:
         return None
     told = tell_given_up(given_up, call)
     cause = FoundCause(told)
-    return _given_up(error, call.group, made_of(call.group), call, told, cause)
+    return _given_up(error, group, made_of(group), call, told, cause)
 
 
 def _given_up(

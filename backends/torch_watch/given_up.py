@@ -19,8 +19,16 @@ from ..rank_sets import name_ranks
 from ..work.flight_recorder import recorder
 from .calls import Call, failed_call
 from .private.groups import names
+from .torch_record import TorchRecord
 
-__all__ = ["GivenUp", "has_timed_out", "note_given_up", "past", "tell_given_up"]
+__all__ = [
+    "GivenUp",
+    "has_timed_out",
+    "note_failed_call",
+    "note_given_up",
+    "past",
+    "tell_given_up",
+]
 
 _KEY = "rankscope/given_up"
 #: Notes that are read: a rank needs one.
@@ -43,22 +51,26 @@ class GivenUp:
     at: float
 
 
-def has_timed_out(error: BaseException) -> bool:
+def has_timed_out(error: BaseException | str) -> bool:
     """Whether an op of gloo has ended by its timeout."""
     return "timed out" in str(error).lower()
 
 
-def note_given_up(group: Any, error: BaseException) -> None:
-    """Note in the store of `group` that an op has timed out here."""
+def note_failed_call(group: Any, error: BaseException) -> None:
+    """Note in the store of `group` that an op which Python issued has timed out."""
     call = failed_call(error)
-    if call is None or call.backend != "gloo" or not has_timed_out(error):
-        return
+    if call is not None and call.backend == "gloo" and has_timed_out(error):
+        note_given_up(group, call, call.began_ns)
+
+
+def note_given_up(group: Any, op: Call | TorchRecord, began_ns: int) -> None:
+    """Note in the store of `group` that `op` has timed out here."""
     store, default = _store_of(group), names().default
     if store is None or default is None:
         return
     now = time.time()
-    seconds = now - call.began_ns / 1e9
-    note = GivenUp(default.rank(), _name(call), _line(call), seconds, now)
+    seconds = now - began_ns / 1e9
+    note = GivenUp(default.rank(), _name(op), _line(op), seconds, now)
 
     def write() -> None:
         number = store.add(_KEY, 1)
@@ -85,16 +97,19 @@ def past(group: Any) -> list[GivenUp]:
     return list(found)
 
 
-def tell_given_up(given_up: list[GivenUp], call: Call) -> str:
-    """Return who has timed out where, and whether this rank came to it afterwards."""
+def tell_given_up(given_up: list[GivenUp], call: Call | None) -> str:
+    """Return who has timed out where, and whether this rank came to it afterwards.
+
+    `call` is the op that this rank came to; ``None``: C++ code issued it.
+    """
     first = given_up[0]
     those = [one for one in given_up if (one.op, one.line) == (first.op, first.line)]
     where = f" ({first.line})" if first.line else ""
     ranks = sorted({one.rank for one in those})
     after = f"{first.seconds:.{0 if first.seconds >= 1 else 1}f} s"
     text = f"{name_ranks(ranks)} timed out in {first.op}{where} after {after}"
-    late = call.began_ns / 1e9 - first.at
-    if late < _LATE:
+    late = call.began_ns / 1e9 - first.at if call else 0.0
+    if call is None or late < _LATE:
         return text
     if call.seq and _name(call) == first.op and names().default.rank() not in ranks:
         they = "it" if len(ranks) == 1 else "they"
@@ -110,13 +125,13 @@ def _store_of(group: Any) -> Any:
         return None
 
 
-def _name(call: Call) -> str:
+def _name(op: Call | TorchRecord) -> str:
     """Return ``barrier #3``; torch does not count its monitored barriers."""
-    return call.op_type.value + (f" #{call.seq}" if call.seq else "")
+    return op.op_type.value + (f" #{op.seq}" if op.seq else "")
 
 
-def _line(call: Call) -> str:
-    return recorder.name_source(call.frames[0]) if call.frames else ""
+def _line(op: Call | TorchRecord) -> str:
+    return recorder.name_source(op.frames[0]) if op.frames else ""
 
 
 def _within(act: Callable[[], None]) -> None:

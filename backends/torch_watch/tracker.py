@@ -127,8 +127,8 @@ class Tracker:
                 return at_ns
         return now_ns
 
-    def fail_last(self, group: Any, error: str) -> bool:
-        """Note that the last op of `group` has failed, if C++ code issued it.
+    def fail_last(self, group: Any, error: str) -> TorchRecord | None:
+        """Note that the last op of `group` has failed, and return it, if C++ issued it.
 
         For gloo, torch's recorder does not say whether an op has failed. The call of an
         op that Python code issued does.
@@ -136,9 +136,9 @@ class Tracker:
         ours = [one for one in self._records if one.group is group]
         last = max(ours, key=lambda one: one.created_ns, default=None)
         if last is None or last.call is not None or last.backend != "gloo":
-            return False
+            return None
         if last.state not in ("started", "completed"):
-            return False
+            return None
         last.end("failed", last.ended_ns or time.time_ns(), error)
         self._open = {k: one for k, one in self._open.items() if one is not last}
         done = [one for one in ours if one.state == "completed"]
@@ -146,7 +146,7 @@ class Tracker:
             done, key=lambda one: one.created_ns, default=None
         )
         group.progress.note(last)
-        return True
+        return last
 
     # -- torch's entries ------------------------------------------------------
 

@@ -21,7 +21,7 @@ from . import aborting, creation
 from .calls import CallLog
 from .errors import install_excepthook, on_broken
 from .frames import note_submitters
-from .given_up import note_given_up
+from .given_up import has_timed_out, note_failed_call, note_given_up
 from .groups import TorchGroup, base_name
 from .patching import when_imported
 from .private.groups import C10D, RECORDER_SIZE, Names, probe
@@ -122,7 +122,7 @@ class TorchWatch:
         self.calls.install()
         self.calls.guards.append(aborting.check)
         self.calls.on_error = self.on_error
-        self.on_error.insert(0, note_given_up)
+        self.on_error.insert(0, note_failed_call)
         self._undo.append(self.calls.remove)
         self._undo.append(creation.install(names))
         self._undo.append(self._unfinished.install(names))
@@ -278,8 +278,10 @@ class TorchWatch:
         with self._lock:
             self.read()
             known = self._groups.get(group)
-            changed = known is not None and self._tracker.fail_last(known, error)
-        if changed:
+            record = known and self._tracker.fail_last(known, error)
+        if record:
+            if has_timed_out(error):
+                note_given_up(group, record, record.created_ns)
             recorder.changed()
 
     def _registered(self) -> list[Any]:

@@ -201,16 +201,18 @@ class Execution:
         ExecutionError
             A rank failed; its ``errors`` has the error of each that did.
         TimeoutError
-            `timeout` passed; the message names the ranks that are not done. The cell
-            runs on.
+            `timeout` passed; the message names the ranks that are not done, and has
+            the errors of those that failed. The cell runs on.
         """
-        if not self.wait(timeout):
+        done, errors = self.wait(timeout), self.errors
+        failed = ExecutionError(errors) if errors else None
+        if not done:
             raise TimeoutError(
                 f"after {timeout:g} s the cell still runs on "
-                f"{name_ranks(self.ranks_running)}"
-            )
-        if self._errors:
-            raise ExecutionError(self.errors)
+                f"{name_ranks(self.ranks_running)}" + (f"; {failed}" if failed else "")
+            ) from failed
+        if failed:
+            raise failed
         return self
 
     def __repr__(self) -> str:

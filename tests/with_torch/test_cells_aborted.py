@@ -142,8 +142,34 @@ def test_a_rank_that_comes_too_late_learns_who_has_timed_out(cluster: Cluster) -
     assert second.errors[1].ename == "DistBackendError"
     assert re.search(
         r"all_reduce #1 of torch's group 'late' on rank 1 \(cell 10 line 1\): .*; rank "
-        r"0 timed out in all_reduce #1 \(cell 9 line 1\) after 1 s: they waited for "
+        r"0 timed out in all_reduce #1 \(cell 9 line 1\) after 1 s: it waited for "
         r"this rank, which came \d s later",
+        second.errors[1].evalue,
+    )
+
+
+def test_a_rank_that_comes_too_late_to_ddp_learns_who_has_timed_out(
+    cluster: Cluster,
+) -> None:
+    run(
+        cluster,
+        """
+        from datetime import timedelta
+        ddp = torch.nn.parallel.DistributedDataParallel
+        # Imports. Kept: torch hangs where garbage collection ends a DDP in backward().
+        warm = ddp(torch.nn.Linear(2, 1))
+        warm(torch.ones(1, 2)).sum().backward()
+        slow = dist.new_group([0, 1], timedelta(seconds=2), group_desc="slow")
+        model = ddp(torch.nn.Linear(2, 1), process_group=slow)
+        loss = model(torch.ones(1, 2)).sum()
+        """,
+    )
+    first = cluster.execute("loss.backward()", ranks=[0], cell=9)
+    assert first.wait(WAIT)
+    second = cluster.execute("loss.backward()", ranks=[1], cell=10)
+    assert second.wait(WAIT)
+    assert re.search(
+        r"rank 0 timed out in all_reduce #\d+ \(cell 9 line 1\) after \d+ s",
         second.errors[1].evalue,
     )
 

@@ -223,10 +223,22 @@ class TestErrors:
     def test_waiting_has_a_deadline(self, cluster: Cluster, tmp_path: Path) -> None:
         go_on = tmp_path / "go on"
         cell = cluster.execute(UNTIL_FILE.format(str(go_on)), ranks=[1, 2])
-        with pytest.raises(TimeoutError, match=r"still runs on ranks 1–2"):
+        with pytest.raises(TimeoutError, match=r"still runs on ranks 1–2$"):
             cell.result(0.1)
         go_on.touch()
         cell.result(WAIT)
+
+    def test_a_deadline_that_passes_tells_who_has_failed(
+        self, cluster: Cluster, tmp_path: Path
+    ) -> None:
+        go_on = tmp_path / "go on"
+        waiting = UNTIL_FILE.format(str(go_on)).replace("\n", "\n    ")
+        cell = cluster.execute(f"if rank:\n    {waiting}\nelse: 1/0", ranks=[0, 1])
+        until(lambda: bool(cell.errors))
+        with pytest.raises(TimeoutError, match=r"on rank 1; rank 0.* ZeroDivisionErr"):
+            cell.result(0.1)
+        go_on.touch()
+        assert cell.wait(WAIT)
 
 
 class TestVariables:
