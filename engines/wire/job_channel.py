@@ -67,9 +67,9 @@ class QueueReader:
     """Calls ``callback(message)`` for each message of a queue, in their order.
 
     On the store's thread for callbacks, which goes on where `callback` raises. A queue
-    has one reader, which gets no message to one before it: to a process of its rank that
-    died. Unless `shared`: then each reader gets every message from the queue's start on,
-    and none is deleted.
+    has one reader, which gets no message to one before it: to a process of its rank
+    that died. Unless `shared`: then each reader gets every message from the queue's
+    start on, and none is deleted.
     """
 
     def __init__(
