@@ -10,9 +10,11 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rankscope import __version__
+from rankscope.backends.errors import DistNetworkError
+from rankscope.backends.groups.launched import is_launched
 from rankscope.backends.stores.tcp import TCPStore
 from rankscope.backends.torch_watch.watch import TorchWatch
 
@@ -56,15 +58,19 @@ class Channel:
     nonce: str
     rank: int
     world_size: int
+    #: What rank 0 has told of it.
+    address: str
     #: On rank 0, where notebooks find the channel; ``None`` elsewhere.
     file: JobFile | None
 
 
 def meet(
-    torch: TorchWatch, options: JobOptions, stopped: threading.Event
+    torch: TorchWatch, options: JobOptions, stopped: threading.Event, lost: str = ""
 ) -> Channel | None:
     """Open the job's channel on rank 0, connect to it on the other ranks.
 
+    `lost` is the address of the one before, whose rank 0 has died: a fresh one opens
+    another.
     Waits for torch's default group, which has the store in which the ranks meet.
     ``None`` where `stopped` was set before, or the address is not to be had. Raises
     `DistError` if rank 0 cannot listen, or refuses this rank, and torch's
@@ -83,11 +89,12 @@ def meet(
         address = _Address(
             options.host, channel.store.port, nonce, socket.gethostname()
         )
-        store.set(_ADDRESS, json.dumps(asdict(address)))
-        return channel
+        told = json.dumps(asdict(address))
+        store.set(_ADDRESS, told)
+        return replace(channel, address=told)
     deadline = time.monotonic() + _ADDRESS_WAIT
     # `get` would hold the connection, and with it torch's own calls.
-    while not store.check([_ADDRESS]):
+    while not store.check([_ADDRESS]) or store.get(_ADDRESS).decode() == lost:
         if stopped.wait(_LOOK):
             return None
         if time.monotonic() > deadline:
@@ -97,7 +104,14 @@ def meet(
                 rank,
             )
             return None
-    return _connect(_Address(**json.loads(store.get(_ADDRESS))), rank, world_size)
+    told = store.get(_ADDRESS).decode()
+    try:
+        return _connect(told, rank, world_size)
+    except DistNetworkError:
+        if lost or not is_launched():
+            raise
+        # Of a rank 0 that died before this process began.
+        return meet(torch, options, stopped, told)
 
 
 def _open(options: JobOptions, nonce: str, world_size: int) -> Channel:
@@ -121,10 +135,11 @@ def _open(options: JobOptions, nonce: str, world_size: int) -> Channel:
         "allow_abort": options.allow_abort,
     }
     store.set(JOB, json.dumps(about))
-    return Channel(store, nonce, 0, world_size, file)
+    return Channel(store, nonce, 0, world_size, "", file)
 
 
-def _connect(address: _Address, rank: int, world_size: int) -> Channel | None:
+def _connect(told: str, rank: int, world_size: int) -> Channel | None:
+    address = _Address(**json.loads(told))
     node = socket.gethostname()
     if address.host.startswith(_LOOPBACK) and address.node != node:
         _log.warning(
@@ -140,4 +155,4 @@ def _connect(address: _Address, rank: int, world_size: int) -> Channel | None:
         key=bytes.fromhex(channel_key(address.nonce)),
         reports_deaths=True,
     )
-    return Channel(store, address.nonce, rank, world_size, None)
+    return Channel(store, address.nonce, rank, world_size, told, None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.groups.inquiry import main_thread_place
+from rankscope.backends.groups.launched import is_launched
 from rankscope.backends.hang_report.triggers import before_termination
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.stores.base import UNKNOWN_END
@@ -72,6 +73,7 @@ class Publication:
         #: Set once notebooks can see this rank, and aborts reach it.
         self.joined = threading.Event()
         self._stopped = threading.Event()
+        self._rank_0_died = False
         self._wake = threading.Event()
         # The end of the present lease (`time.monotonic`), and the least pause.
         self._until = 0.0
@@ -107,13 +109,19 @@ class Publication:
     def _run(self) -> None:
         try:
             channel = meet(self._torch, self.options, self._stopped)
-            if channel is None:
-                return
-            self._join(channel)
-            try:
-                self._publish_while_watched(channel)
-            finally:
-                self._say_goodbye(channel)
+            while channel is not None:
+                self._join(channel)
+                try:
+                    self._publish_while_watched(channel)
+                finally:
+                    self._say_goodbye(channel)
+                if self._stopped.is_set() or not (self._rank_0_died and is_launched()):
+                    return
+                self._rank_0_died = False
+                # Rank 0 has died, and its launcher may start it again.
+                channel = meet(
+                    self._torch, self.options, self._stopped, channel.address
+                )
         except (DistError, RuntimeError, OSError) as error:
             if not self._stopped.is_set():
                 _log.warning("this rank is not shown to notebooks: %s", error)
@@ -134,6 +142,7 @@ class Publication:
         )
         self._relay = AbortRelay(store, channel.nonce, self._torch)
         QueueReader(store, f"request/{rank}", self._serve)
+        store.watch_loss(self._note_death)
         store.set(status_key(rank), self._summary())
         self.joined.set()
         if channel.file is not None:
@@ -189,6 +198,10 @@ class Publication:
                 raise
             # Rank 0, or this process, was stopped for a while: the next one arrives.
             _log.debug("no status was published: %s", error)
+
+    def _note_death(self, message: str) -> None:
+        self._rank_0_died = True
+        self._wake.set()
 
     def _note_change(self) -> None:
         # Mostly the event is set already, and setting it takes a lock.
