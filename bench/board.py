@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from rankscope.engines import ClusterStatus
+from rankscope.engines import ClusterStatus, FlightRecords
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.status import GroupStatus, OpStatus, Summary
 from rankscope.engines.wire.status_codec import decode, encode
@@ -80,6 +80,11 @@ class _Ranks:
         chosen = range(RANKS) if ranks is None else sorted(ranks)
         found = tuple(self._slots[rank].status(now) for rank in chosen)
         return ClusterStatus("bench", "default", "local", "cpu:tcp", "running", found)
+
+    def flight_records(
+        self, ranks: Iterable[int], *, last: int | None = None
+    ) -> FlightRecords:
+        return FlightRecords()
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         self._callback = callback

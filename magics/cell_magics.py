@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Execution, PullError
 from rankscope.engines.wire.message_types import CELL_VALUE
+from rankscope.widgets.lateness_text import lateness_text
 
 from .arguments import chosen_ranks, known_group, parse, reported, require_cluster
 from .cells.background import BackgroundCell
@@ -45,6 +48,9 @@ class CellMagics:
         cluster, ranks = self._chosen(command, values)
         if values["background"] and values["output"] is not None:
             command.fail("-o waits for the values: leave out --async")
+        if values["background"] and values["late"]:
+            command.fail("--late waits for the end of the cell: leave out --async")
+        began = time.time()
         with reported(command):
             execution = cluster.execute(
                 numbered(self.shell, cell),
@@ -56,7 +62,11 @@ class CellMagics:
         heading = ""
         if in_mode:
             heading = f"on {name_ranks(execution.ranks)} · %dist_mode off ends this"
-        return self._follow(cluster, values, execution, heading)
+        found = self._follow(cluster, values, execution, heading)
+        if values["late"]:
+            with reported(command):
+                print(lateness_text(cluster.lateness(since=began)))
+        return found
 
     def _follow(
         self, cluster: Cluster, values: Values, execution: Execution, heading: str

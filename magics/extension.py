@@ -179,7 +179,9 @@ class RankscopeMagics(CellMagics):
         """Show what every rank is doing."""
         with reported(command):
             # The last published status may be older than the last cell.
-            table = StatusTable(require(command).status(fresh=True, timeout=ANSWER))
+            cluster = require(command)
+            status = cluster.status(fresh=True, timeout=ANSWER)
+            table = StatusTable(status, cluster.lateness())
         self.shell.display_pub.publish(table._repr_mimebundle_())
 
     def dist_board(self, command: Command, values: Values) -> None:
@@ -195,7 +197,8 @@ class RankscopeMagics(CellMagics):
                 session.pin_board(bool(values["pin"]))
             return
         with reported(command):
-            model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
+            status = cluster.status(fresh=True, timeout=ANSWER)
+            model = BoardModel.of(status, cluster.lateness())
             print(board_text(model, shutil.get_terminal_size().columns))
 
     def dist_diagnose(self, command: Command, values: Values) -> None:

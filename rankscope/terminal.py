@@ -111,7 +111,8 @@ def running() -> list[Running]:
 
 
 def _status(cluster: Cluster | Job, values: argparse.Namespace) -> int:
-    model = BoardModel.of(cluster.status(fresh=True, timeout=ANSWER))
+    status = cluster.status(fresh=True, timeout=ANSWER)
+    model = BoardModel.of(status, cluster.lateness())
     say(board_text(model, shutil.get_terminal_size().columns))
     return DONE
 

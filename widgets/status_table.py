@@ -13,6 +13,7 @@ from html import escape
 from itertools import islice
 from typing import Any
 
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines.status import ClusterStatus, OpStatus
 
@@ -55,8 +56,8 @@ _TIME = re.compile(r"\d\d:\d\d:\d\d")
 class StatusTable:
     """The state of a cluster at one moment, for a terminal or a notebook."""
 
-    def __init__(self, status: ClusterStatus) -> None:
-        self._model = BoardModel.of(status)
+    def __init__(self, status: ClusterStatus, lateness: Lateness | None = None) -> None:
+        self._model = BoardModel.of(status, lateness)
 
     def __str__(self) -> str:
         return _text(self._model, shutil.get_terminal_size((120, 24)).columns)
@@ -115,8 +116,9 @@ def _facts(model: BoardModel) -> list[str]:
 
 
 def _advice(model: BoardModel) -> list[str]:
-    """Return what a person should change so that all is shown."""
-    return [f"{one[:1].upper()}{one[1:]}" for one in model.head["advice"]]
+    """Return which ranks keep the others waiting, and what a person should change."""
+    told = (*model.late, *model.head["advice"])
+    return [f"{one[:1].upper()}{one[1:]}" for one in told]
 
 
 def sections(model: BoardModel) -> list[Section]:

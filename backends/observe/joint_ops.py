@@ -110,10 +110,12 @@ def followed(records: Iterable[Record]) -> Iterator[Followed]:
         is_joint = joint and not unequal and not _is_empty(record)
         if is_joint and key in since:
             before, blocked, by_design = since[key]
-            if number_of(before) == number_of(record):
-                # Another op of the same call.
+            if number_of(before) < number_of(record):
+                yield Followed(record, before, blocked, by_design)
+            elif record["time_created_ns"] < before["time_ended_ns"]:
+                # Another op of the same call; else the group was destroyed and made
+                # again, and this is its first op.
                 continue
-            yield Followed(record, before, blocked, by_design)
         for other, (before, blocked, by_design) in since.items():
             if other != key or not is_joint:
                 blocked += _blocked(record)

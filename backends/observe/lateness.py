@@ -30,7 +30,13 @@ from .joint_ops import (
 from .late_patterns import Pattern, Shape, hosts_of, shape_of
 from .records import Record
 
-__all__ = ["GroupLateness", "LateFinding", "Lateness", "Pattern", "RankLateness"]
+__all__ = [
+    "GroupLateness",
+    "LateFinding",
+    "Lateness",
+    "RankLateness",
+    "findings_of",
+]
 
 #: Ops of one line that are kept; what begins late in a long run is named soon, since
 #: the last ones are judged by themselves, too.
@@ -43,16 +49,21 @@ WORTH = 0.03
 #: An op that takes this many times as long as most has a pause before it, as between
 #: two cells of a notebook.
 PAUSE = 10
+#: A line is left out where these many of its ops, and ns, are overdue: it runs no more.
+OVERDUE = 3
+GRACE = 1_000_000_000
 
 
 _SENTENCES = {
-    Pattern.STEADY: "{who} {are} last to enter {times} of {of} {ops}{elsewhere}",
-    Pattern.HOST: "{who} ({hosts}) are last to enter {times} of {of} {ops}{elsewhere}",
-    Pattern.TURNS: "{who} take turns in being last to enter {ops} ({times} of {of})",
-    Pattern.UNEVEN: "the ranks enter {ops} one after the other, {who} last in "
-    "{times} of {of}{elsewhere}",
-    Pattern.LEAVES_LATE: "{who} {are} last to enter {times} of {of} {ops}, after "
-    "leaving the one before late: what comes in is slow, not the work between",
+    Pattern.STEADY: "{who} {are} last to enter {ops}{elsewhere}, {times} of {of} times",
+    Pattern.HOST: "{who} ({hosts}) are last to enter {ops}{elsewhere}, {times} of {of} "
+    "times",
+    Pattern.TURNS: "{who} take turns in being last to enter {ops}, {times} of {of} "
+    "times",
+    Pattern.UNEVEN: "the ranks enter {ops} one after the other, {who} last {times} of "
+    "{of} times{elsewhere}",
+    Pattern.LEAVES_LATE: "{who} {are} last to enter {ops}, {times} of {of} times, "
+    "after leaving the one before late: what comes in is slow, not the work between",
 }
 
 
@@ -134,48 +145,67 @@ class GroupLateness:
 @dataclass
 class _Group:
     key: GroupKey
-    #: The number of the last collective that was taken.
+    #: The number of the last collective that was taken, and when it was entered.
     taken: tuple[int, int, int] = (-1, -1, -1)
+    taken_ns: int = 0
     #: Op and line → the last ones there.
     lines: dict[tuple[str, str], deque[JointOp]] = field(default_factory=dict)
     unknown: str = ""
 
 
 class Lateness:
-    """Takes the records of ranks as they come, and says who is late.
+    """Which ranks keep the others waiting in collectives that complete.
 
-    `hosts` maps ranks to the names of their hosts, each of which has a clock; ranks
-    that are not in it share one.
+    It takes the records of the ranks as they come, and keeps the last ops of each line.
     """
 
-    def __init__(self, hosts: Mapping[int, str] | None = None) -> None:
-        self._hosts = dict(hosts or {})
+    def __init__(self) -> None:
+        self._hosts: dict[int, str] = {}
         # Group id → what is kept of it.
         self._groups: dict[str, _Group] = {}
 
     def take(
-        self, dumps: Mapping[int, Mapping[str, Any]], since_ns: Mapping[int, int] = {}
+        self,
+        dumps: Mapping[int, Mapping[str, Any]],
+        *,
+        hosts: Mapping[int, str] = {},
+        since_ns: Mapping[int, int] = {},
     ) -> None:
-        """Take what is new in the dumps of ranks (`export.local_dump`).
+        """Take what is new in the flight recorders of ranks.
 
-        An op counts once every rank of its group is in `dumps` and has completed it;
-        not one that a rank entered before its time of `since_ns`.
+        Parameters
+        ----------
+        dumps : mapping
+            Rank → what `FlightRecords.dumps` has of it. An op counts once every rank of
+            its group is there, and has completed it.
+        hosts : mapping, optional
+            Rank → the name of its host, each of which has a clock; ranks that are not
+            in it share one.
+        since_ns : mapping, optional
+            Rank → the time on its clock from which on it may enter ops that count.
         """
+        self._hosts.update(hosts)
         found: dict[str, dict[tuple[int, int, int], dict[int, Followed]]] = {}
         for rank, dump in dumps.items():
             for group_id, group in dump["groups"].items():
                 key = GroupKey(group["name"], tuple(group["ranks"]))
                 if len(key.ranks) > 1:
                     self._groups.setdefault(group_id, _Group(key))
+            latest: dict[str, tuple[int, int, int]] = {}
             for one in followed(dump["records"]):
-                record = one.record
-                if record["time_created_ns"] < since_ns.get(rank, 0):
-                    continue
-                ops = found.setdefault(record["group_id"], {})
-                ops.setdefault(number_of(record), {}).setdefault(rank, one)
+                record, number = one.record, number_of(one.record)
+                group_id = record["group_id"]
+                ops = found.setdefault(group_id, {})
+                if number <= latest.get(group_id, (-1, -1, -1)):
+                    # The group was destroyed and made again: numbers start anew.
+                    for ranks in ops.values():
+                        ranks.pop(rank, None)
+                latest[group_id] = number
+                if record["time_created_ns"] >= since_ns.get(rank, 0):
+                    ops.setdefault(number, {})[rank] = one
         for group_id, group in self._groups.items():
             for number, ranks in sorted(found.get(group_id, {}).items()):
-                if number > group.taken and ranks.keys() == {*group.key.ranks}:
+                if ranks.keys() == {*group.key.ranks}:
                     self._add(group, number, ranks)
         while len(self._groups) > GROUPS:
             del self._groups[next(iter(self._groups))]
@@ -185,9 +215,13 @@ class Lateness:
         group: _Group, number: tuple[int, int, int], ranks: Mapping[int, Followed]
     ) -> None:
         records = [ranks[rank].record for rank in sorted(ranks)]
-        if any(one["state"] != "completed" for one in records):
+        at = records[0]["time_created_ns"]
+        if at <= group.taken_ns or any(one["state"] != "completed" for one in records):
             return
-        group.taken = number
+        if number[0] != group.taken[0] or number <= group.taken:
+            # The group was rebuilt or made again, perhaps with other processes.
+            group.lines.clear()
+        group.taken, group.taken_ns = number, at
         group.unknown = next(filter(None, map(why_unknown, records)), "")
         if group.unknown or len({one["op"] for one in records}) > 1:
             return
@@ -200,7 +234,13 @@ class Lateness:
             del group.lines[next(iter(group.lines))]
 
     def groups(self) -> list[GroupLateness]:
-        """Return what is known of each group with an op, or why nothing is."""
+        """Return what is known of each group with an op, or why nothing is.
+
+        Returns
+        -------
+        list of GroupLateness
+            Each with its ranks: how often they were late, and how long they waited.
+        """
         return [
             self._judge(group)
             for group in self._groups.values()
@@ -208,19 +248,23 @@ class Lateness:
         ]
 
     def findings(self) -> list[LateFinding]:
-        """Return what is certain, the most expensive first."""
-        found = [one for group in self.groups() for one in group.findings]
-        return sorted(found, key=lambda one: -one.share)
+        """Return what is certain, the most expensive first.
+
+        Returns
+        -------
+        list of LateFinding
+            Each names ranks, op, lines and cost; as text, a sentence.
+        """
+        return findings_of(self.groups())
 
     def _judge(self, group: _Group) -> GroupLateness:
         if group.unknown:
             return GroupLateness(group.key, {}, unknown=group.unknown)
-        clocks = align(
-            [one for ops in group.lines.values() for one in ops], self._hosts
-        )
+        lines = _current(group.lines)
+        clocks = align([one for ops in lines.values() for one in ops], self._hosts)
         moments = {
             where: [Moment.of(one, clocks) for one in ops]
-            for where, ops in group.lines.items()
+            for where, ops in lines.items()
         }
         found = [
             finding
@@ -232,10 +276,33 @@ class Lateness:
         return GroupLateness(group.key, ranks, tuple(found))
 
 
+def findings_of(groups: Iterable[GroupLateness]) -> list[LateFinding]:
+    """Return the findings of all `groups`, the most expensive first."""
+    found = [one for group in groups for one in group.findings]
+    return sorted(found, key=lambda one: -one.share)
+
+
 def _usual_line(records: Iterable[Record]) -> str:
     """Return the line at which most ranks have entered an op."""
     lines = Counter(one["frame"]["source"] for one in records)
     return str(lines.most_common(1)[0][0])
+
+
+def _current(
+    lines: Mapping[tuple[str, str], Sequence[JointOp]],
+) -> dict[tuple[str, str], Sequence[JointOp]]:
+    """Return the lines whose next op was not due long before the last op of all."""
+
+    def left(op: JointOp) -> int:
+        return next(iter(op.values())).left
+
+    newest = max(left(ops[-1]) for ops in lines.values())
+    found = {}
+    for where, ops in lines.items():
+        period = (left(ops[-1]) - left(ops[0])) / max(1, len(ops) - 1)
+        if newest - left(ops[-1]) <= OVERDUE * period + GRACE:
+            found[where] = ops
+    return found
 
 
 def _without_pauses(ops: Sequence[Moment]) -> list[Moment]:

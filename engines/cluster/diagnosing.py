@@ -176,18 +176,16 @@ def diagnose_confirmed(
     return second.confirm(diagnose_once(cluster, stall, report_wait=REPORT_WAIT))
 
 
-def past_faults(cluster: Diagnosable) -> tuple[list[Verdict], dict[GroupKey, str]]:
+def past_faults(
+    status: ClusterStatus, records: FlightRecords
+) -> tuple[list[Verdict], dict[GroupKey, str]]:
     """Return what differed in completed ops, and the last ops that failed, by group.
 
     See `completed_unlike` and `failed_last`.
     """
-    status = cluster.glance()
-    ranks = [one.rank for one in status.ranks if one.alive and not _silent(one)]
-    if not ranks:
-        return [], {}
-    dumps = cluster.flight_records(ranks, last=RECORDS).dumps
     views = {
-        rank: RankView(rank, records=dump["records"]) for rank, dump in dumps.items()
+        rank: RankView(rank, records=dump["records"])
+        for rank, dump in records.dumps.items()
     }
     groups = _groups(status)
     return completed_unlike(groups, views), failed_last(groups, views)

@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import ClassVar, TypeVar
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError, group_by_message
 from ..status import ClusterStatus, Groups, Summary, name_groups, no_hang
 from ..wire import requests
-from . import diagnosing
+from . import diagnosing, lateness
 from .flight_records import FlightRecords, fetch
 from .profiling import RATE, Profile, RankStacks, sample_ranks, stacks_of
 from .rank_registry import RankRegistry
@@ -367,10 +368,34 @@ class ObservedRanks:
 
         That nothing hangs, which groups are aborted, which ops failed last, and of
         which completed ops the dtype or the reduction differed between ranks: their
-        results are wrong.
+        results are wrong. Then, a line each, which ranks keep the others waiting.
         """
         self._check_open()
-        return no_hang(self.status(), *diagnosing.past_faults(self))
+        status, found = self.status(), Lateness()
+        records = lateness.take(self, found)
+        said = no_hang(status, *diagnosing.past_faults(status, records))
+        return "\n".join([said, *lateness.late_lines(found.findings())])
+
+    def lateness(self, since: float | None = None) -> Lateness:
+        """Return which ranks keep the others waiting in collectives that complete.
+
+        Works while cells block. The last ops count, at most 200 of each rank.
+
+        Parameters
+        ----------
+        since : float, optional
+            The ``time.time()`` from which on the ranks enter ops that count.
+
+        Returns
+        -------
+        Lateness
+            ``findings()`` are certain, each a sentence as text; ``groups()`` has how
+            often each rank was late, and how long it waited.
+        """
+        self._check_open()
+        found = Lateness()
+        lateness.take(self, found, since_ns=int((since or 0.0) * 1e9))
+        return found
 
     def explain(self) -> list[Verdict]:
         """Return why ops hang, after one diagnosis: for the error that ends them."""

@@ -135,6 +135,9 @@ DISTRIBUTED = Command(
         Option(
             "apart", ("--no-collapse",), "show the output of each rank separately",
         ),
+        Option(
+            "late", ("--late",), "say at the end which ranks kept the others waiting",
+        ),
     ),
     cell=True,
 )  # fmt: skip

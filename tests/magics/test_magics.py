@@ -571,6 +571,31 @@ def test_without_a_group_there_is_nothing_to_abort(notebook: Notebook) -> None:
     assert notebook("%%distributed", "dist.barrier()").error is None
 
 
+def test_a_rank_that_keeps_the_others_waiting_is_named(notebook: Notebook) -> None:
+    notebook("%%distributed", "import time", "x = np.ones(8)")
+    cell = (
+        "%%distributed --late",
+        "for _ in range(41):",
+        "    time.sleep(0.01 * (rank == 2))",
+        "    dist.all_reduce(x)",
+    )
+
+    def named() -> str:
+        number, seen = notebook.number, notebook(*cell)
+        assert seen.error is None, seen
+        assert "group 'default' (ranks 0–3), 41 collectives:" in seen.out
+        line = f"cell {number} line 4"
+        found = f"ate rank: rank 2 is last to enter all_reduce at {line}, "
+        # Where the machine is so busy that others are as late, nobody is named.
+        return found if found in seen.out else ""
+
+    found = until(named, 60)
+    (shown,) = notebook("%dist_status").displays
+    assert found in shown.data["text/plain"]
+    assert found in shown.data["text/html"]
+    assert found in notebook("%dist_diagnose").out
+
+
 def test_the_status_is_a_table(notebook: Notebook, cluster: Cluster) -> None:
     notebook("%%distributed", "dist.all_reduce(np.ones(2))")
     (shown,) = notebook("%dist_status").displays

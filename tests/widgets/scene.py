@@ -62,14 +62,16 @@ def idle(size: int) -> list[RankStatus]:
     return [statuses.rank(n, statuses.group(ranks=range(size))) for n in range(size)]
 
 
-def lanes(late: int | None = None, absent: int | None = None) -> dict[str, Any]:
+def lanes(
+    late: int | None = None, absent: int | None = None, count: int = 8
+) -> dict[str, Any]:
     """The timeline of four ranks: `late` comes late, `absent` is missing at the end."""
     rings = {
         rank: simulated.ring(
             rank,
             4,
             late=late,
-            count=8,
+            count=count,
             absent=absent is not None and rank != absent,
         )
         for rank in range(4)

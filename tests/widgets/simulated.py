@@ -166,6 +166,8 @@ def record(
         "time_created_ns": created,
         "time_started_ns": started,
         "time_ended_ns": ended,
+        "time_waited_ns": created,
+        "splits": None,
         "duration_ns": ended - started if ended else None,
         "frame": {"file": "x", "line": 5, "function": "f", "source": "cell 7 line 5"},
         "error": None,

@@ -214,7 +214,9 @@ class BoardActions:
         # What a rank did before it died is known from the last time.
         self._dumps = {**self._dumps, **records.dumps}
         self._offsets_ns = {**self._offsets_ns, **records.offsets_ns}
-        lanes = timeline(self._dumps, self._offsets_ns, time.time_ns(), last)
+        hosts = {rank: one.host for rank, one in model.ranks.items()}
+        now = time.time_ns()
+        lanes = timeline(self._dumps, self._offsets_ns, now, last, hosts)
         self._send({"type": "timeline", "now": time.monotonic(), **lanes})
         return {}
 

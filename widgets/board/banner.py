@@ -92,8 +92,12 @@ def banner_of(
     groups: Sequence[Group],
     verdicts: Sequence[Verdict],
     now: float,
+    late: Sequence[str] = (),
 ) -> Banner:
-    """Return the banner for the worst of what is to be reported, then the advice."""
+    """Return the banner for the worst of what is to be reported, then the advice.
+
+    `late` is which ranks keep the others waiting: advice, where nothing is wrong.
+    """
     if head.get("state", "running") != "running":
         when = f" at {head['stopped_at']}" if "stopped_at" in head else ""
         if "ended" in head:
@@ -108,7 +112,9 @@ def banner_of(
         or _in_flight(groups, now)
         or _busy(head, groups)
     )
-    advice = map(_sentence, head.get("advice", ()))
+    calm = found.mood in ("calm", "busy", "working")
+    told = [text(one, 600) for one in late] if calm else []
+    advice = map(_sentence, (*told, *head.get("advice", ())))
     return replace(found, more=(*found.more, *advice), last=_last_hang(groups))
 
 

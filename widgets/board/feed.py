@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from rankscope.backends.observe.lateness import GroupLateness
 from rankscope.backends.observe.verdicts import Verdict
-from rankscope.engines import ClusterError, ClusterStatus
+from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
 from rankscope.engines.status import Summary
 
+from .late import LateWatch
 from .model import BoardModel, Message
 
 __all__ = ["BoardFeed", "WatchedCluster"]
@@ -59,6 +61,10 @@ class WatchedCluster(Protocol):
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
 
+    def flight_records(
+        self, ranks: Iterable[int], *, last: int | None = ...
+    ) -> FlightRecords: ...
+
     def subscribe(
         self, callback: Callable[[int, Summary], None]
     ) -> Callable[[], None]: ...
@@ -96,6 +102,7 @@ class BoardFeed:
         self._changed_at: float | None = None
         self._reported_at = 0.0
         self._sent_at = 0.0
+        self._late = LateWatch(cluster, self._show_lateness)
 
     # -- viewers ------------------------------------------------------------
 
@@ -157,6 +164,12 @@ class BoardFeed:
             self.model.show_verdicts(verdicts)
         self._wake.set()
 
+    def _show_lateness(self, groups: Sequence[GroupLateness]) -> None:
+        with self._lock:
+            if not self._closing.is_set():
+                self.model.show_lateness(groups)
+        self._wake.set()
+
     def refresh_soon(self) -> None:
         """Update all ranks with the next message: an action has changed them."""
         self._refreshed_at = 0.0
@@ -176,6 +189,7 @@ class BoardFeed:
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        self._late.join()
 
     def _send(self, message: Message) -> None:
         self._sent_at = time.monotonic()
@@ -261,6 +275,7 @@ class BoardFeed:
                 self._thread = None
                 self._settled()
                 return False
+            self._late.look(self.model.issued, now)
             message = self.model.delta()
             if message is not None:
                 self._send(message)

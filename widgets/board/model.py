@@ -15,18 +15,21 @@ from __future__ import annotations
 import functools
 import re
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.lateness import GroupLateness, Lateness, findings_of
 from rankscope.backends.observe.verdicts import Fault, Verdict, on_group
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
+from rankscope.engines.cluster.lateness import late_lines
 from rankscope.engines.status import advice_of
 
 from ..units import duration_text
 from .banner import Banner, banner_of, verdict_cells
 from .group import NO_GROUP, Group
+from .late import late_cells
 from .rows import Cells, as_aborted, cells, text
 
 __all__ = ["BoardModel", "Message"]
@@ -49,6 +52,10 @@ class BoardModel:
         self._first = ""
         self.ranks: dict[int, RankStatus] = {}
         self.verdicts: tuple[Verdict, ...] = ()
+        #: What is certain about ranks that keep the others waiting, in sentences.
+        self.late: tuple[str, ...] = ()
+        # Group → rank → its cells ``late`` and ``waits``.
+        self._late_cells: dict[GroupKey, dict[int, Cells]] = {}
         self.head: dict[str, Any] = {}
         self.now = 0.0
         # Rank → when its last heartbeat came.
@@ -61,10 +68,13 @@ class BoardModel:
         self._sent: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, status: ClusterStatus) -> BoardModel:
+    def of(cls, status: ClusterStatus, lateness: Lateness | None = None) -> BoardModel:
         """Return the board of a cluster at one moment, the zero of its clock."""
         model = cls()
         model.update(status, 0.0)
+        if lateness is not None:
+            model.show_lateness(lateness.groups())
+            model.delta()
         return model
 
     # -- updates ----------------------------------------------------------
@@ -98,6 +108,14 @@ class BoardModel:
     def show_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Show these verdicts from now on, the most important first."""
         self.verdicts = tuple(verdicts)
+
+    def show_lateness(self, groups: Sequence[GroupLateness]) -> None:
+        """Show which ranks keep the others waiting from now on."""
+        self.late = tuple(late_lines(findings_of(groups)))
+        self._late_cells = {
+            group.key: {rank: late_cells(one) for rank, one in group.ranks.items()}
+            for group in groups
+        }
 
     def _update_rank(self, rank: RankStatus, now: float) -> None:
         number = rank.rank
@@ -181,11 +199,16 @@ class BoardModel:
             self.groups.remove(group)
             del self._known[group.key]
 
+    def issued(self) -> int:
+        """How many collectives the ranks have issued, all groups together."""
+        rows = (row for group in self.groups for row in group.base.values())
+        return sum(int(row.get("issued", 0)) for row in rows)
+
     # -- what is shown ------------------------------------------------------
 
     def banner(self) -> Banner:
         """Return the banner: the state of the cluster in a sentence."""
-        return banner_of(self.head, self.groups, self.verdicts, self.now)
+        return banner_of(self.head, self.groups, self.verdicts, self.now, self.late)
 
     def tabs(self) -> list[dict[str, Any]]:
         """Return the data of the tabs, in order."""
@@ -264,9 +287,14 @@ class BoardModel:
             self.head = {**self.head, "frozen": sorted(frozen)}
         for group in self.groups:
             group.keep_hang(on_group(self.verdicts, group.key))
+            late = self._late_cells.get(group.key, {})
             extra: dict[int, Cells] = {
-                rank: {"lag": lag} for rank, lag in group.behind(self.now).items()
+                rank: dict(found)
+                for rank, found in late.items()
+                if found and rank in group.base
             }
+            for rank, lag in group.behind(self.now).items():
+                extra[rank] = {**extra.get(rank, {}), "lag": lag}
             verdicts = on_group(self.verdicts, group.key)
             if group.aborted and group.hang is not None:
                 verdicts = [group.hang[0]]

@@ -6,21 +6,21 @@ after ``origin_ns`` on the reference clock; -1 stands for "not yet" or "unknown"
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.records import (
     Record,
     backend_calls,
     sequence_number,
     tag_of,
 )
-from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.work.op_type import payload
 
-from ..units import bytes_text, duration_text
+from ..units import bytes_text
 from .messages import op_text, pair
 from .rows import text
 
@@ -28,11 +28,6 @@ __all__ = ["timeline"]
 
 #: The states of an op that waits for a rank, or has waited in vain.
 _WAITS = ("scheduled", "started", "aborted", "timed_out")
-
-#: Collectives needed before a rank is called a straggler, and its part of the time
-#: that all ranks have lost by waiting for the last one.
-_ENOUGH = 4
-_MOSTLY = 0.5
 
 
 @dataclass
@@ -65,12 +60,14 @@ def timeline(
     offsets_ns: Mapping[int, int],
     now_ns: int,
     limit: int = 200,
+    hosts: Mapping[int, str] = {},
 ) -> dict[str, Any]:
     """Return the lanes of all ranks, with the last `limit` works in each.
 
     `dumps` maps ranks to the result of `rankscope.backends.observe.export.local_dump`
     there, `offsets_ns` to the ns their clocks are ahead of the reference clock, which
-    is at `now_ns`. A lane is one group on one rank. A work is a list::
+    is at `now_ns`, and `hosts` to the names of their hosts. A lane is one group on one
+    rank. A work is a list::
 
         [created, started, ended, gathered, op, seq, generation, state, line,
          count, size, root, error, is_p2p]
@@ -92,7 +89,10 @@ def timeline(
     lanes += _absent(lanes, set(dumps))
     # Large groups first. A rank that was restarted reports its groups in another order.
     lanes.sort(key=lambda one: (one.rank, -len(one.members), one.members, one.group))
-    waits = _gather(lanes)
+    _gather(lanes)
+    lateness = Lateness()
+    lateness.take(dumps, hosts=hosts)
+    found = lateness.findings()
     works = [work for lane in lanes for work in lane.works]
     origin = min((work.created for work in works), default=now_ns)
     words: dict[str, int] = {}
@@ -111,7 +111,8 @@ def timeline(
         "missing": _missing(lanes, origin),
         "messages": _messages(lanes, set(dumps), now_ns),
         "words": list(words),
-        **_straggler(waits),
+        "straggler": found[0].ranks[0] if found else None,
+        "summary": str(found[0]) if found else "",
     }
 
 
@@ -178,21 +179,16 @@ def _collectives(lanes: Sequence[_Lane]) -> dict[_CollectiveKey, dict[int, _Work
     return found
 
 
-def _gather(lanes: Sequence[_Lane]) -> list[tuple[int, int]]:
-    """Set `gathered` of the works; return (last rank, ns that it alone cost)."""
-    waits = []
+def _gather(lanes: Sequence[_Lane]) -> None:
+    """Set `gathered` of the works."""
     for (_, members, _, _), works in _collectives(lanes).items():
         over = any(work.record["state"] == "completed" for work in works.values())
         if len(works) < len(members) and not over:
             # A rank has not entered yet.
             continue
-        last = max(works, key=lambda rank: works[rank].created)
+        last = max(work.created for work in works.values())
         for work in works.values():
-            work.gathered = works[last].created
-        if len(works) == len(members) > 1:
-            others = (work.created for rank, work in works.items() if rank != last)
-            waits.append((last, works[last].created - max(others)))
-    return waits
+            work.gathered = last
 
 
 def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
@@ -272,23 +268,6 @@ def _messages(lanes: Sequence[_Lane], known: set[int], now_ns: int) -> list[list
             here = places[group, members, sender], places[group, members, receiver]
             found.append([*(send or (here[0], -1)), *(receive or (here[1], -1))])
     return found
-
-
-def _straggler(waits: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Name the rank that cost the others most time, if most of it is its own."""
-    none = {"straggler": None, "summary": ""}
-    lost: Counter[int] = Counter()
-    for rank, cost in waits:
-        lost[rank] += cost
-    if len(waits) < _ENOUGH or not lost.total():
-        return none
-    (rank, cost), *_ = lost.most_common(1)
-    if cost < _MOSTLY * lost.total():
-        return none
-    times = sum(last == rank for last, _ in waits)
-    who, time = name_ranks([rank]).capitalize(), duration_text(cost / 1e9)
-    summary = f"{who} cost the others {time} in {times} of {len(waits)} collectives"
-    return {"straggler": rank, "summary": summary}
 
 
 # -- packing ---------------------------------------------------------------------

@@ -23,8 +23,8 @@ TWENTY = 21
 
 
 def _found(run: Run, hosts: dict[int, str] | None = None) -> list[LateFinding]:
-    lateness = Lateness(hosts)
-    lateness.take(run.dumps())
+    lateness = Lateness()
+    lateness.take(run.dumps(), hosts=hosts or {})
     return lateness.findings()
 
 
@@ -151,8 +151,8 @@ class TestSaid:
         )
         (found,) = _found(run)
         assert str(found) == (
-            "rank 2 is last to enter 20 of 20 all_reduce at cell 7 line 9, which it "
-            "enters at cell 7 line 12: the others wait 8.0 ms each time, "
+            "rank 2 is last to enter all_reduce at cell 7 line 9, which it enters at "
+            "cell 7 line 12, 20 of 20 times: the others wait 8.0 ms each time, "
             f"{found.share:.0%} of their time"
         )
         assert 0.8 < found.share < 0.9
@@ -168,6 +168,11 @@ class TestSaid:
         assert late.by == pytest.approx(0.008, rel=0.1)
         assert late.waits < 0.05 < 0.8 < min(one.waits for one in others)
         assert [one.late for one in others] == [0, 0, 0]
+
+    def test_a_line_that_runs_no_more_is_left_out(self) -> None:
+        run = Run(heavy=0.05).steps(TWENTY, lambda n, rank: 9 if rank == 2 else 1)
+        assert _found(run)
+        assert not _found(run.steps(150, lambda n, rank: 10, line="cell 8 line 1"))
 
     def test_a_pause_between_two_cells_is_no_time_that_somebody_waits(self) -> None:
         def share(pause: float) -> float:
@@ -288,6 +293,23 @@ class TestUnknown:
         assert lateness.groups()[0].ranks[2].of == 10
         lateness.take(dumps)
         assert lateness.groups()[0].ranks[2].of == 40
+
+    def test_a_group_that_was_made_again_begins_anew(self) -> None:
+        def late(n: int, rank: int) -> float:
+            return 1 + 20 * (rank == 2)
+
+        run, lateness = Run().steps(50), Lateness()
+        for of in (49, 40, 59):
+            lateness.take(run.dumps())
+            assert lateness.groups()[0].ranks[2].of == of
+            run.counts.clear()
+            run.steps(41 if of == 49 else 60, late, line="cell 8 line 1")
+            if of == 49:
+                # Rank 1 has lost the records of the former group.
+                del run.records[1][:50]
+        once = Lateness()
+        once.take(run.dumps())
+        assert [one.ranks for one in once.findings()] == [(2,)]
 
     def test_what_is_kept_is_bounded(self) -> None:
         run, lateness = Run(2), Lateness()

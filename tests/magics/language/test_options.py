@@ -52,6 +52,7 @@ def test_a_cell_line_is_read() -> None:
         "output": None,
         "background": True,
         "apart": True,
+        "late": False,
     }
     assert CELL.parse("") == {
         "ranks": None,
@@ -60,6 +61,7 @@ def test_a_cell_line_is_read() -> None:
         "output": None,
         "background": False,
         "apart": False,
+        "late": False,
     }
 
 

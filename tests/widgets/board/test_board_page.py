@@ -691,8 +691,8 @@ class TestTimeline:
         scene.page.shot("board-timeline-dead")
 
     def test_it_says_who_is_late(self, scene: Scene) -> None:
-        self.open(scene, lanes(late=2))
-        assert "Rank 2 cost the others 6" in scene.texts("tools")[0]
+        self.open(scene, lanes(late=2, count=24))
+        assert "rank 2 is last to enter" in scene.texts("tools")[0]
 
     def test_keys_go_from_work_to_work(self, scene: Scene) -> None:
         self.open(scene, lanes(late=2))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.engines import ClusterStatus
+from rankscope.engines import ClusterStatus, FlightRecords
 from rankscope.engines.cluster.job import refusals
 from rankscope.widgets.board.actions import BoardActions
 from rankscope.widgets.board.feed import BoardFeed
@@ -78,6 +78,9 @@ class TestWords:
 
             def glance(self, ranks: Any = None) -> ClusterStatus:
                 return status
+
+            def flight_records(self, ranks: Any, **options: Any) -> FlightRecords:
+                return FlightRecords()
 
             def subscribe(self, callback: Callable[..., None]) -> Callable[[], None]:
                 return lambda: None

@@ -1,0 +1,106 @@
+"""Who keeps the others waiting, on the board: asked for now and then, on a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rankscope.backends.observe.lateness import GroupLateness, Lateness, RankLateness
+from rankscope.engines import ClusterError
+from rankscope.engines.cluster.lateness import Recorded, take
+
+from ..units import duration_text
+from .rows import Cells
+
+__all__ = ["LateWatch", "late_cells"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at least; a look takes a fortieth of a core at most.
+PERIOD = 2.0
+REST_FACTOR = 39.0
+#: Records of a rank that a look asks for: what is judged is kept from look to look.
+LAST = 40
+#: Ops from which on a rank's cells are shown.
+ENOUGH = 5
+
+
+def late_cells(one: RankLateness) -> Cells:
+    """Return the cells ``late`` and ``waits`` of a rank's row."""
+    if one.of < ENOUGH:
+        return {}
+    found: Cells = {"waits": f"{one.waits:.0%}"}
+    if one.late:
+        found["late"] = f"{one.late / one.of:.0%} · {duration_text(one.by)}"
+    return found
+
+
+class LateWatch:
+    """Asks the ranks for their last records while they make progress.
+
+    ``show(groups)`` is called on its thread, with the findings that two looks in a row
+    have.
+    """
+
+    def __init__(
+        self, cluster: Recorded, show: Callable[[Sequence[GroupLateness]], None]
+    ) -> None:
+        self._cluster = cluster
+        self._show = show
+        self._lateness = Lateness()
+        # The findings of the last look.
+        self._before: set[tuple[Any, ...]] = set()
+        self._thread: threading.Thread | None = None
+        self._issued = 0
+        self._next = 0.0
+
+    def look(self, issued: Callable[[], int], now: float) -> None:
+        """Look if it is time, and the number of ops is another one; do not wait."""
+        looks = self._thread is not None and self._thread.is_alive()
+        if looks or now < self._next:
+            return
+        number, self._next = issued(), now + PERIOD
+        if number == self._issued:
+            return
+        self._issued = number
+        self._thread = threading.Thread(
+            target=self._look, name="rankscope-board-late", daemon=True
+        )
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for a look that is being made."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        began = time.thread_time()
+        try:
+            take(self._cluster, self._lateness, last=LAST)
+        except (ClusterError, OSError):
+            # The cluster was shut down: what was found stands.
+            return
+        except Exception:  # noqa: BLE001
+            # Records of a rank that are not as expected: the board goes on.
+            _log.exception("the board could not tell which ranks are late")
+            return
+        groups = self._lateness.groups()
+        found = {one.key for group in groups for one in group.findings}
+        confirmed, self._before = found & self._before, found
+        self._show(
+            [
+                replace(
+                    group,
+                    findings=tuple(
+                        one for one in group.findings if one.key in confirmed
+                    ),
+                )
+                for group in groups
+            ]
+        )
+        cost = time.thread_time() - began
+        self._next = max(self._next, time.monotonic() + REST_FACTOR * cost)

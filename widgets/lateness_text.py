@@ -1,0 +1,55 @@
+"""Which ranks kept the others waiting, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope.backends.observe.lateness import GroupLateness, Lateness, RankLateness
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines.cluster.lateness import late_lines
+
+from .tables import Column, Row, lines
+from .units import duration_text
+
+__all__ = ["lateness_text"]
+
+COLUMNS = (
+    Column("rank", "rank", "global rank", True),
+    Column("late", "late", "in how many ops it entered after the others", True),
+    Column("by", "by", "by how long, in the middle", True),
+    Column("waits", "waits", "part of its time that it waits for late ranks", True),
+)
+
+#: Ranks of a group up to which all are shown; of others those that are late most often.
+MOST = 16
+
+
+def lateness_text(lateness: Lateness) -> str:
+    """Return a table for each group, and what is certain."""
+    groups, certain = lateness.groups(), late_lines(lateness.findings())
+    if not groups:
+        return "no rank was late: no collective that all ranks of a group enter"
+    out = [line for group in groups for line in _table(group)]
+    return "\n".join([*out, *(certain or ["no rank is late for certain"])])
+
+
+def _table(group: GroupLateness) -> Sequence[str]:
+    title = f"group {group.key.name!r} ({name_ranks(group.key.ranks)})"
+    if group.unknown:
+        return [f"{title}: who is late is not known: {group.unknown}"]
+    most = sorted(group.ranks, key=lambda rank: -group.ranks[rank].late)[:MOST]
+    rows = [_row(rank, group.ranks[rank]) for rank in sorted(most)]
+    count = max(one.of for one in group.ranks.values())
+    left = len(group.ranks) - len(rows)
+    rest = [f"… and {left} more ranks"] if left else []
+    return [f"{title}, {count} collectives:", *lines(COLUMNS, rows), *rest]
+
+
+def _row(rank: int, one: RankLateness) -> Row:
+    texts = {
+        "rank": str(rank),
+        "late": f"{one.late} of {one.of}",
+        "by": duration_text(one.by) if one.late else "",
+        "waits": f"{one.waits:.0%}",
+    }
+    return Row(texts)
