@@ -6,8 +6,11 @@ stdin and stdout, one JSON object per line:
 
 From the server, first, if it was started with ``describe``: ``{"host": {...}}``
     What `describe` returns.
-To the server ``{"connect": [address, port]}``
-    Whether the engines can connect there; ``{"refused": why}``, empty if they can.
+To the server ``{"listen": [address, port]}``
+    Listen, until engines are forked, at this host's address towards the given one; the
+    answer is ``{"at": [address, port]}``.
+To the server ``{"connect": [[address, port], ...]}``
+    Whether the engines can connect there: ``{"refused": [why, ...]}``, empty if so.
 To the server ``{"fork": [...], "environment": {...}, "stay": false}``
     The engines to start, each with its ``arguments``, the file of its ``output`` (null:
     one without a name) and its ``job_rank`` (null: none); and variables that are to be
@@ -42,7 +45,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = ["PRELOADED", "describe", "main", "preload_backends"]
@@ -151,6 +154,7 @@ class _Server:
         self._forked = self._stays = self._keeps = self._owner_ended = False
         # The next signal to the engines of an owner that has ended, and when.
         self._next: tuple[float, int] | None = None
+        self._listener: socket.socket | None = None
         # The end of a child, and the parent's own signals, end the wait for a message.
         self._wakeup, writer = os.pipe()
         for fd in (self._wakeup, writer):
@@ -211,8 +215,12 @@ class _Server:
     def _handle(self, message: dict[str, Any]) -> bool:
         if "fork" in message:
             return self._fork(message)
-        if "connect" in message:
-            self.send({"refused": _why_refused(*message["connect"])})
+        if "listen" in message:
+            self._stop_listening()
+            self._listener = _listen_towards(*message["listen"])
+            self.send({"at": self._listener.getsockname()[:2]})
+        elif "connect" in message:
+            self.send({"refused": _why_refused(message["connect"])})
         elif "signal" in message:
             pid, signum = message["signal"]
             # The pid of one that has ended may have been given again.
@@ -221,6 +229,11 @@ class _Server:
         else:
             self._keeps = message["keep"]
         return False
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def _signal_all(self, signum: int) -> None:
         for pid in self._living:
@@ -243,6 +256,7 @@ class _Server:
 
     def _fork(self, request: dict[str, Any]) -> bool:
         """Fork a child for each engine; return whether this is one of them."""
+        self._stop_listening()
         # From here on the end of stdin ends the server, together with its engines.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.environ.update(request["environment"])
@@ -287,13 +301,37 @@ class _Server:
                 os._exit(1)
 
 
-def _why_refused(address: str, port: int) -> str:
-    """Return why nothing can be reached there; empty if it can."""
-    try:
-        socket.create_connection((address, port), CONNECT_TIMEOUT).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+def _listen_towards(address: str, port: int) -> socket.socket:
+    """Listen at this host's address on the route to another one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing: it picks the route.
+        probe.connect((address, port))
+        return socket.create_server((probe.getsockname()[0], 0), backlog=1024)
+
+
+def _why_refused(targets: Sequence[tuple[str, int]]) -> list[str]:
+    """Return for each address and port why it cannot be reached; empty if it can.
+
+    All at once: a firewall may swallow each attempt for the whole time.
+    """
+    deadline = time.monotonic() + CONNECT_TIMEOUT
+    tried: list[socket.socket] = []
+    for target in targets:
+        one = socket.socket()
+        one.setblocking(False)
+        one.connect_ex((target[0], target[1]))
+        tried.append(one)
+    found = []
+    for one in tried:
+        poll = select.poll()
+        poll.register(one, select.POLLOUT)
+        if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            code = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            found.append(os.strerror(code) if code else "")
+        else:
+            found.append(f"no answer in {CONNECT_TIMEOUT:g} s")
+        one.close()
+    return found
 
 
 def _open_output(path: str | None) -> int:

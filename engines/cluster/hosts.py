@@ -262,22 +262,37 @@ class Hosts:
         return _route_to(others[0]) if others else "127.0.0.1"
 
     async def check_reach(self, address: str, port: int) -> None:
-        """Raise `ClusterStartError` if a host cannot connect to the controller."""
-        names = [name for name, server in self.servers.items() if server.is_open]
-        answers = await asyncio.gather(
-            *(self.servers[one].ask({"connect": [address, port]}) for one in names)
-        )
-        refused = [
-            f"{name} cannot connect to the controller at {address}, port {port} of "
-            f"{socket.gethostname()} ({answer['refused']})"
-            for name, answer in zip(names, answers, strict=True)
-            if answer["refused"]
-        ]
-        if refused:
-            raise ClusterStartError(
-                f"{'; '.join(refused)}: name an interface or address of this host "
-                "that they reach with --interface, or open the firewall for them"
-            )
+        """Raise `ClusterStartError` if a host cannot connect to the others or to here.
+
+        The controller listens at `address` and `port`; ranks listen at free ports.
+        """
+        servers = {name: one for name, one in self.servers.items() if one.is_open}
+        asked = {"listen": [address, port]}
+        at = await asyncio.gather(*(one.ask(asked) for one in servers.values()))
+        targets = {name: answer["at"] for name, answer in zip(servers, at, strict=True)}
+        asked = {"connect": [[address, port], *targets.values()]}
+        answers = await asyncio.gather(*(one.ask(asked) for one in servers.values()))
+        errors = []
+        for name, answer in zip(servers, answers, strict=True):
+            to_here, *to_hosts = answer["refused"]
+            if to_here:
+                errors.append(
+                    f"{name} cannot connect to the controller at {address}, port {port}"
+                    f" of {socket.gethostname()} ({to_here}): name an interface or "
+                    "address of this host that it reaches with --interface, or open "
+                    "the firewall for it"
+                )
+            errors += [
+                f"{name} cannot connect to {other} at {there}, port {free} ({why}): "
+                "their ranks would not reach each other; open the firewall of "
+                f"{other} to {name}, for all free ports"
+                for (other, (there, free)), why in zip(
+                    targets.items(), to_hosts, strict=True
+                )
+                if why and other != name
+            ]
+        if errors:
+            raise ClusterStartError("\n".join(errors))
 
     def environment(self) -> dict[str, str]:
         """Return what the ranks of other hosts have from this process's environment."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from rankscope import __version__
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
+from rankscope.engines.agent import fork_server
 from rankscope.engines.cluster.hosts import (
     HostSpec,
     compare,
@@ -138,6 +141,28 @@ def test_what_does_not_go_with_hosts(options: dict[str, Any], why: str) -> None:
 def test_options_of_hosts_without_hosts() -> None:
     with pytest.raises(ClusterError, match="remote_python='p' is for hosts"):
         Cluster(2, remote_python="p")
+
+
+def test_a_host_says_why_it_cannot_connect() -> None:
+    """To several targets at once, of which one does not answer at all."""
+    listener = fork_server._listen_towards("127.0.0.1", 9)
+    silent = socket.create_server(("127.0.0.1", 0), backlog=0)
+    # The queue of what has connected is full.
+    queued = [socket.socket() for _ in range(2)]
+    for one in queued:
+        one.setblocking(False)
+        one.connect_ex(silent.getsockname())
+    with socket.socket() as closed, patch.object(fork_server, "CONNECT_TIMEOUT", 0.5):
+        closed.bind(("127.0.0.1", 0))
+        targets = [one.getsockname() for one in (listener, closed, silent)]
+        assert targets[0][0] == "127.0.0.1"
+        assert fork_server._why_refused(targets) == [
+            "",
+            "Connection refused",
+            "no answer in 0.5 s",
+        ]
+    for one in (listener, silent, *queued):
+        one.close()
 
 
 @pytest.mark.processes
