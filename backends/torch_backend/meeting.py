@@ -13,11 +13,13 @@ from ..groups.process_group import ProcessGroup
 from ..groups.subgroups import new_group
 from ..groups.world import world
 from ..launch_variables import first_number
+from . import private
 from .options import Options
 from .private import store_host
 
 __all__ = [
     "Options",
+    "continue_numbers",
     "default_ranks",
     "make_default_group",
     "make_group",
@@ -88,6 +90,14 @@ def make_default_group(
     made = new_group(default.ranks, timeout, options.transport, group_desc="torch")
     assert isinstance(made, ProcessGroup)
     return made, False
+
+
+def continue_numbers() -> None:
+    """Have torch number groups from now on as on the ranks that made some before.
+
+    For a fresh rank, which has the names of Rankscope's groups from them.
+    """
+    private.continue_numbers(name for name, *_ in world.export_groups()["uses"])
 
 
 def make_group(

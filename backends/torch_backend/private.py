@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 __all__ = [
     "DistributedDataParallel",
     "c10d",
+    "continue_numbers",
     "disable_dynamo",
     "graph_task",
     "groups_name",
@@ -225,6 +227,17 @@ def store_host(store: Any) -> str:
         store = store.underlying_store
     host = getattr(store, "host", "")
     return host or "127.0.0.1"
+
+
+def continue_numbers(shown: Iterable[str]) -> None:
+    """Have torch number its next group after those that are called `shown`."""
+    numbers = [
+        int(one.removeprefix("group "))
+        for one in shown
+        if re.fullmatch(r"group \d+", one)
+    ]
+    registry = c10d_module._world
+    registry.group_count = max([registry.group_count, *(one + 1 for one in numbers)])
 
 
 def groups_name(name: str, description: str) -> str:

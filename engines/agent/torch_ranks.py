@@ -88,9 +88,10 @@ def init_group(
     """
     import torch.distributed as dist
 
-    if world.default is not None:
+    default = world.default
+    if default is not None:
         import_module("rankscope.torch")  # registers the backend
-        timeout = world.default.timeout
+        timeout = default.timeout
     global _hosted
     store, _hosted = _hosted or join_store(host, port, STORE_TIMEOUT), None
     dist.init_process_group(
@@ -100,3 +101,6 @@ def init_group(
         rank=rank,
         world_size=size,
     )
+    if default is not None:
+        meeting = import_module("rankscope.backends.torch_backend.meeting")
+        meeting.continue_numbers()

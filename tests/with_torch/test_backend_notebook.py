@@ -62,8 +62,8 @@ def hang(cluster: Cluster, rank: int) -> Callable[[], str]:
     hanging = cluster.execute(f"if rank == {rank}:\n    train(1)")
 
     def in_flight() -> bool:
-        (group,) = cluster.status(fresh=True).ranks[rank].groups
-        return bool(group.in_flight)
+        groups = cluster.status(fresh=True).ranks[rank].groups
+        return bool(groups[0].in_flight)
 
     until(in_flight)
 
@@ -125,6 +125,7 @@ def test_a_cell_rebuilds_the_group_itself(cluster: Cluster) -> None:
 
 
 def test_a_killed_rank_is_replaced_and_the_others_train_on(cluster: Cluster) -> None:
+    run(cluster, "pair = dist.new_group([0, 1])")
     error = hang(cluster, 0)
     pid = cluster.status().ranks[1].pid
     assert pid is not None
@@ -137,6 +138,9 @@ def test_a_killed_rank_is_replaced_and_the_others_train_on(cluster: Cluster) -> 
         "if rank == 1:\n    begin()\nelse:\n    model = rankscope.torch.rewrap(model)"
     )
     end_as_in_one_process(cluster, again, 8)
+    code = "pair, x = dist.new_group([0, 1]), torch.ones(1)"
+    code += "\ndist.all_reduce(x, group=pair)"
+    assert values(cluster, code, "x.item()") == {0: [2], 1: [2]}
 
 
 def test_the_default_group_outlives_torchs(cluster: Cluster) -> None:
