@@ -40,8 +40,9 @@ class Followed(NamedTuple):
     before: Record
     #: Ns that it waited in other ops since.
     blocked: int
-    #: Whether it has sent or received since, or had parts of unequal size.
-    by_design: bool
+    #: Whether it has sent or received since, had parts of unequal size, or ops of which
+    #: it is not known how long it waited in them: it may be late for others' time.
+    excused: bool
 
 
 class Entry(NamedTuple):
@@ -56,7 +57,7 @@ class Entry(NamedTuple):
     #: When it left the collective before.
     left_before: int
     #: As in `Followed`.
-    by_design: bool
+    excused: bool
     #: The user's line.
     line: str
 
@@ -71,7 +72,7 @@ class Entry(NamedTuple):
             record["time_waited_ns"],
             entered - left_before - found.blocked,
             left_before,
-            found.by_design,
+            found.excused,
             record["frame"]["source"],
         )
 
@@ -103,23 +104,23 @@ def followed(records: Iterable[Record]) -> Iterator[Followed]:
     since: dict[tuple[str, int], tuple[Record, int, bool]] = {}
     for record in records:
         key = record["group_id"], record["generation"]
-        unequal = _is_unequal(record)
+        unequal, unknown = _is_unequal(record), bool(why_unknown(record))
         # Where a root does not wait for the others, or they not for each other, who is
         # late is not known.
         joint = spec_of(record["op"]).joint
         is_joint = joint and not unequal and not _is_empty(record)
         if is_joint and key in since:
-            before, blocked, by_design = since[key]
+            before, blocked, excused = since[key]
             if number_of(before) < number_of(record):
-                yield Followed(record, before, blocked, by_design)
+                yield Followed(record, before, blocked, excused)
             elif record["time_created_ns"] < before["time_ended_ns"]:
                 # Another op of the same call; else the group was destroyed and made
                 # again, and this is its first op.
                 continue
-        for other, (before, blocked, by_design) in since.items():
+        for other, (before, blocked, excused) in since.items():
             if other != key or not is_joint:
                 blocked += _blocked(record)
-                since[other] = before, blocked, by_design or unequal
+                since[other] = before, blocked, excused or unequal or unknown
         if is_joint:
             since[key] = record, 0, False
 
@@ -246,9 +247,9 @@ class Moment:
         left = {r: one.left_before - clocks.of(r) for r, one in self.op.items()}
         return _after(left, late)
 
-    def by_design(self, late: frozenset[int]) -> bool:
-        """Return whether one of `late` has sent, received or had unequal parts."""
-        return any(self.op[rank].by_design for rank in late)
+    def excused(self, late: frozenset[int]) -> bool:
+        """Return whether one of `late` may be late for others' time, or by design."""
+        return any(self.op[rank].excused for rank in late)
 
 
 def _after(times: Mapping[int, int], ranks: frozenset[int]) -> int:

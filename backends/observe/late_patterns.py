@@ -162,7 +162,7 @@ def _why(
     by = median(one.by(late) for one, late in hits)
     if by < max(NOTABLE, 4 * clocks.error):
         return None
-    if mostly(lambda one, late: one.by_design(late)):
+    if mostly(lambda one, late: one.excused(late)):
         return None
     if mostly(lambda one, late: 2 * one.excess(late) >= one.by(late)):
         one, late = hits[0]

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -232,6 +233,20 @@ class TestNotBlamed:
         found = _found(run)
         assert {one.group.name for one in found} == {"tp"}
         assert {one.ranks for one in found} == {(2,)}
+
+    @pytest.mark.parametrize("fields", [{"time_waited_ns": None}, {"backend": "nccl"}])
+    def test_a_rank_that_may_have_waited_where_it_is_not_known(
+        self, fields: dict[str, Any]
+    ) -> None:
+        run = Run(heavy=0.1)
+        run.groups["other"] = (2, 3)
+        for _ in range(40):
+            for rank in (2, 3):
+                now = run.now[rank]
+                run.add(rank, "barrier", now, now + 10.0, group="other", **fields)
+                run.now[rank] += 10.0
+            run.steps(1)
+        assert not _found(run)
 
     def test_nobody_waits_for_an_asynchronous_op(self) -> None:
         def late(n: int, rank: int) -> float:
