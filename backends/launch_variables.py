@@ -43,8 +43,8 @@ ENV = Variables(
 )
 #: What torchrun sets beside them: the name of the run, and the number of its restarts.
 TORCHELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-#: The address, ``HOST:PORT``, of the store that the launcher of the ranks serves: it
-#: outlives each of them. Ours sets it.
+#: ``HOST:PORT/RUN``: the address of the store that the launcher of the ranks serves,
+#: which outlives each of them, and the ``TORCHELASTIC_RUN_ID`` of its job.
 STORE = "RANKSCOPE_STORE"
 OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_RANK",

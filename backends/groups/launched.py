@@ -60,8 +60,12 @@ class LaunchedStore(PrefixStore):
 
 
 def is_launched() -> bool:
-    """Return whether the launcher of this rank serves a store."""
-    return bool(os.environ.get(STORE))
+    """Return whether the launcher of this rank serves a store.
+
+    The ranks of a torchrun that such a rank has started have inherited the variable.
+    """
+    run = os.environ.get(STORE, "").partition("/")[2]
+    return bool(run) and run == os.environ.get("TORCHELASTIC_RUN_ID")
 
 
 def later_round(store: Store) -> LaunchedStore | None:
@@ -75,7 +79,7 @@ def join(rank: int, size: int, timeout: float) -> LaunchedStore:
     """Return the store of the round that this process of `rank` arrives in."""
     from ..stores.tcp import TCPStore  # ZeroMQ takes 15 ms to import
 
-    host, _, port = os.environ[STORE].rpartition(":")
+    host, _, port = os.environ[STORE].partition("/")[0].rpartition(":")
     base = TCPStore(
         host,
         int(port),

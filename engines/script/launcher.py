@@ -140,7 +140,7 @@ class Launcher:
             "TORCHELASTIC_RUN_ID": self._run_id,
             "TORCHELASTIC_RESTART_COUNT": str(self._restarted[rank]),
             "TORCHELASTIC_MAX_RESTARTS": str(self._restarts),
-            STORE: f"{_HOST}:{self._store.port}",
+            STORE: f"{_HOST}:{self._store.port}/{self._run_id}",
             LAUNCHER: str(os.getpid()),
             # A pipe is no terminal, and what a dead rank held back would be lost.
             "PYTHONUNBUFFERED": "1",

@@ -25,7 +25,7 @@ LAUNCHER = "RANKSCOPE_LAUNCHER_PID"
 # Of `prctl`: the signal that this process gets at the end of its parent.
 _PR_SET_PDEATHSIG = 1
 #: Seconds that output is read after the end of a rank: a child of it may hold the pipe.
-_OUTPUT_WAIT = 1.0
+_OUTPUT_WAIT = 5.0
 # A progress bar goes back to the start of its line.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 

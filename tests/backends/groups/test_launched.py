@@ -22,7 +22,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[TCPStore]:
     with_server = TCPStore(
         "127.0.0.1", 0, is_master=True, reports_deaths=True, server=LAUNCHER
     )
-    monkeypatch.setenv(STORE, f"127.0.0.1:{with_server.port}")
+    monkeypatch.setenv(STORE, f"127.0.0.1:{with_server.port}/a job")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     yield with_server
     with_server.close()
 
@@ -54,6 +55,16 @@ def test_a_fresh_process_arrives_where_none_of_its_rank_has(
     assert {one.server for one in stores} == {LAUNCHER}
     for one in stores:
         one.close()
+
+
+def test_the_ranks_of_another_launcher_have_inherited_the_variable(
+    served: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert launched.is_launched()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert not launched.is_launched()
+    monkeypatch.delenv(STORE)
+    assert not launched.is_launched()
 
 
 def test_a_round_begins_once_all_ranks_are_there() -> None:

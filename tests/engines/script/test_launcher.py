@@ -83,7 +83,7 @@ def test_the_ranks_meet_and_their_output_has_their_numbers(tmp_path: Path) -> No
     assert sorted(out.splitlines()) == [
         "[rank 0] 2.0 0 2 2 0 ['--lr=1']",
         "[rank 1] 2.0 1 2 2 0 ['--lr=1']",
-    ]
+    ], err
     assert sorted(err.splitlines()) == [
         "[rank 0] no end of line",
         "[rank 1] no end of line",
