@@ -44,6 +44,7 @@ _LAUNCHERS = {
         "mpiexec",
     ),
     **dict.fromkeys(("srun", "slurmstepd"), "srun"),
+    "rankscope.run": "rankscope.run",
 }
 #: Programs written in Python that run another one, which is the rank.
 _WRAPPERS = frozenset(("conda", "mamba", "uv", "poetry", "pipenv"))
