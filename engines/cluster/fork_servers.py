@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -88,7 +90,8 @@ class ForkServer:
         self.last_output = ""
         self._received = b""
         self._writing = threading.Lock()
-        self._reply: asyncio.Future[dict[str, Any]] | None = None
+        # Answers come in the order of the questions, also of those given up.
+        self._replies: deque[asyncio.Future[dict[str, Any]]] = deque()
         self._by_pid: dict[int, Forked] = {}
         self._was_asked_to_fork = False
         self._loop.add_reader(self._stdout, self._receive)
@@ -102,8 +105,8 @@ class ForkServer:
         """Wait for the next message that is no end of an engine."""
         if not self.is_open:
             raise ServerEnd(self.why)
-        self._reply = self._loop.create_future()
-        return await self._reply
+        self._replies.append(self._loop.create_future())
+        return await self._replies[-1]
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and return its answer."""
@@ -153,10 +156,17 @@ class ForkServer:
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "pid" in message:
-            launcher = self._by_pid.pop(message["pid"])
-            launcher.ended(message["exit_code"], message["output"])
-        elif self._reply is not None and not self._reply.done():
-            self._reply.set_result(message)
+            launcher = self._by_pid.pop(message["pid"], None)
+            if launcher is not None:
+                launcher.ended(message["exit_code"], message["output"])
+        elif self._replies:
+            reply = self._replies.popleft()
+            if not reply.done():
+                reply.set_result(message)
+            else:
+                # Nobody waits any more for the engines that were forked so late.
+                for pid in message.get("pids", ()):
+                    self.send({"signal": [pid, signal.SIGKILL]})
 
     @property
     def why(self) -> str:
@@ -200,8 +210,9 @@ class ForkServer:
         text = self._log.read().decode(errors="replace")
         self.last_output = "\n".join(text.strip().splitlines()[-OUTPUT_LINES:])
         self._log.close()
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(ServerEnd(self.why))
+        for reply in self._replies:
+            if not reply.done():
+                reply.set_exception(ServerEnd(self.why))
 
     def _wait(self, timeout: float) -> None:
         try:

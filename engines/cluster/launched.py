@@ -232,7 +232,15 @@ class Launched:
         before = set(client.ids)
         deadline = time.monotonic() + timeout
         progress(f"starting {n} engines")
-        started = self.run(self._fork_or_start(ranks), timeout)
+        try:
+            started = self.run(self._fork_or_start(ranks), timeout)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            hosts = self.hosts.names if self.hosts is not None else []
+            where = sorted({hosts[rank] for rank in ranks} if hosts else ())
+            on = f" on {', '.join(where)}" if where else ""
+            raise ClusterStartError(
+                f"starting {n} engines{on}: not done after {timeout:g} s"
+            ) from None
         self.update_orphan_reaper()
         self._wait_for_engines(client, n, started, deadline, progress, before)
         return sorted(set(client.ids) - before)

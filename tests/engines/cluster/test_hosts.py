@@ -15,7 +15,7 @@ import pytest
 
 from rankscope import __version__
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines import Cluster, ClusterError
+from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.agent import fork_server
 from rankscope.engines.cluster.hosts import (
     HostSpec,
@@ -183,4 +183,18 @@ def test_this_host_is_one_without_ssh() -> None:
         assert set(cluster.pull("parent").values()) == {server.pid}
         assert cluster.pids[2] == first[2]
         assert cluster._launched.fork_servers() == [server]
+        # One that answers too late, as of a host that was cut off.
+        server.suspend()
+        with pytest.raises(ClusterStartError, match="1 engines on localhost: not done"):
+            cluster.restart([2], start_timeout=1)
+        server.resume()
+        cluster.restart([2])
+        cluster.rebuild()
+        cluster.execute("dist.barrier()").result(WAIT)
+        pids = set(cluster.pids.values())
+        until(
+            lambda: {one.pid for one in server.children()} == pids,
+            WAIT,
+            "the end of the engine that came too late",
+        )
     assert not server.is_running()
