@@ -19,13 +19,20 @@ __all__ = ["Joining", "begin", "joining"]
 
 
 class Joining:
-    """Refuses the ops of this process, fresh rank `rank`, until `end`."""
+    """Refuses the ops of this process, fresh rank `rank`, until `end`.
 
-    def __init__(self, rank: int) -> None:
+    `in_cells`: it refuses none, as a person runs cells on the ranks that they choose.
+    """
+
+    def __init__(self, rank: int, *, in_cells: bool) -> None:
         self._rank = rank
         self._rejoins = False
-        self._hook = add_op_hook(pre=self._refuse)
-        self._restore: Callable[[], None] = private.skip_init_sync()
+        self._undo: list[Callable[[], None]] = []
+        if not in_cells:
+            self._undo += [
+                add_op_hook(pre=self._refuse).remove,
+                private.skip_init_sync(),
+            ]
 
     def _refuse(self, record: Record) -> None:
         if not self._rejoins:
@@ -51,15 +58,15 @@ class Joining:
     def end(self) -> None:
         """Let all ops pass from now on: this rank is as the others."""
         global _joining
-        self._hook.remove()
-        self._restore()
+        for undo in self._undo:
+            undo()
         _joining = None
 
 
-def begin(rank: int) -> None:
+def begin(rank: int, *, in_cells: bool = False) -> None:
     """Begin: this process is the fresh one of global rank `rank`."""
     global _joining
-    _joining = Joining(rank)
+    _joining = Joining(rank, in_cells=in_cells)
 
 
 def joining() -> Joining | None:

@@ -13,14 +13,14 @@ from ..groups.process_group import ProcessGroup
 from ..groups.subgroups import new_group
 from ..groups.world import world
 from ..launch_variables import first_number
-from . import private
+from . import joining, private
 from .options import Options
 from .private import store_host
 
 __all__ = [
     "Options",
-    "continue_numbers",
     "default_ranks",
+    "join_others",
     "make_default_group",
     "make_group",
     "note_default_ranks",
@@ -92,11 +92,13 @@ def make_default_group(
     return made, False
 
 
-def continue_numbers() -> None:
-    """Have torch number groups from now on as on the ranks that made some before.
+def join_others(rank: int) -> None:
+    """Join the others as fresh rank `rank` of a notebook, with Rankscope's groups.
 
-    For a fresh rank, which has the names of Rankscope's groups from them.
+    Torch numbers groups as on the others, whose groups' names are here. In `rejoin`
+    this rank sends nothing.
     """
+    joining.begin(rank, in_cells=True)
     private.continue_numbers(name for name, *_ in world.export_groups()["uses"])
 
 

@@ -101,6 +101,7 @@ def init_group(
         rank=rank,
         world_size=size,
     )
-    if default is not None:
+    # Aborted as on the others: this rank is fresh among them.
+    if default is not None and default.aborted is not None:
         meeting = import_module("rankscope.backends.torch_backend.meeting")
-        meeting.continue_numbers()
+        meeting.join_others(rank)

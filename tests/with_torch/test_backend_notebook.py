@@ -21,10 +21,10 @@ BEGIN = f"""
     import rankscope.torch
     import backend_training as training
 
-    def begin():
+    def begin(**options):
         global model, optimizer
-        net = training.Net()
-        model = training.DistributedDataParallel(net, bucket_cap_mb=0.01)
+        model = training.DistributedDataParallel(
+            training.Net(), bucket_cap_mb=0.01, **options)
         optimizer = training.adam(model)
 
     def train(steps):
@@ -124,23 +124,29 @@ def test_a_cell_rebuilds_the_group_itself(cluster: Cluster) -> None:
     end_as_in_one_process(cluster, "rankscope.torch.rebuild()", 6)
 
 
-def test_a_killed_rank_is_replaced_and_the_others_train_on(cluster: Cluster) -> None:
-    run(cluster, "pair = dist.new_group([0, 1])")
-    error = hang(cluster, 0)
-    pid = cluster.status().ranks[1].pid
+def replace_killed(cluster: Cluster, rank: int, steps: int) -> None:
+    error = hang(cluster, 1 - rank)
+    pid = cluster.status().ranks[rank].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    assert "rank 1 is dead: killed by SIGKILL" in error()
-    cluster.restart([1])
+    assert f"rank {rank} is dead: killed by SIGKILL" in error()
+    cluster.restart([rank])
     cluster.rebuild()
-    cluster.execute(BEGIN, ranks=[1]).result(WAIT)
-    again = (
-        "if rank == 1:\n    begin()\nelse:\n    model = rankscope.torch.rewrap(model)"
-    )
-    end_as_in_one_process(cluster, again, 8)
+    for code in BEGIN, "begin(init_sync=False)":
+        cluster.execute(code, ranks=[rank]).result(WAIT)
+    end_as_in_one_process(cluster, "", steps)
+
+
+def test_a_killed_rank_is_replaced_and_the_others_train_on(cluster: Cluster) -> None:
+    run(cluster, "pair = dist.new_group([0, 1])")
+    replace_killed(cluster, 1, 8)
     code = "pair, x = dist.new_group([0, 1]), torch.ones(1)"
     code += "\ndist.all_reduce(x, group=pair)"
     assert values(cluster, code, "x.item()") == {0: [2], 1: [2]}
+
+
+def test_rank_0_is_replaced_too_and_sends_nothing(cluster: Cluster) -> None:
+    replace_killed(cluster, 0, 10)
 
 
 def test_the_default_group_outlives_torchs(cluster: Cluster) -> None:
