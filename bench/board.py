@@ -82,7 +82,7 @@ class _Ranks:
         return ClusterStatus("bench", "default", "local", "cpu:tcp", "running", found)
 
     def flight_records(
-        self, ranks: Iterable[int], *, last: int | None = None
+        self, ranks: Iterable[int], *, last: int | None = None, timeout: float = 5.0
     ) -> FlightRecords:
         return FlightRecords()
 

@@ -69,11 +69,14 @@ class FlightRecords:
 
 
 def fetch(
-    registry: RankRegistry, ranks: Iterable[int], last: int | None
+    registry: RankRegistry,
+    ranks: Iterable[int],
+    last: int | None,
+    timeout: float = TIMEOUT,
 ) -> FlightRecords:
     """Fetch the flight recorders of `ranks`; see `ObservedRanks.flight_records`."""
     chosen = list(ranks)
-    answers = registry.ask(GetFlightRecord(last), chosen, TIMEOUT)
+    answers = registry.ask(GetFlightRecord(last), chosen, timeout)
     return FlightRecords(
         dict(sorted(answers.results.items())),
         _offsets(registry, answers.results),

@@ -8,7 +8,7 @@ from typing import Protocol
 from rankscope.backends.observe.lateness import LateFinding, Lateness
 
 from ..status import ClusterStatus
-from .flight_records import FlightRecords
+from .flight_records import TIMEOUT, FlightRecords
 
 __all__ = ["Recorded", "late_lines", "responding", "take"]
 
@@ -16,6 +16,8 @@ __all__ = ["Recorded", "late_lines", "responding", "take"]
 LAST, IN_ALL, LEAST = 200, 12_800, 24
 #: Seconds without a summary after which a rank is not asked: it would not answer.
 QUIET = 2.0
+#: Seconds that a status waits for the records.
+ANSWER = 0.5
 
 
 class Recorded(Protocol):
@@ -25,7 +27,7 @@ class Recorded(Protocol):
         """Return the last known status without a request."""
 
     def flight_records(
-        self, ranks: Iterable[int], *, last: int | None = ...
+        self, ranks: Iterable[int], *, last: int | None = ..., timeout: float = ...
     ) -> FlightRecords:
         """Return the flight recorders of some ranks."""
 
@@ -45,6 +47,7 @@ def take(
     *,
     last: int = LAST,
     since_ns: int = 0,
+    timeout: float = TIMEOUT,
 ) -> FlightRecords:
     """Fetch the newest records of the ranks into `lateness`; return them.
 
@@ -56,7 +59,9 @@ def take(
     if not ranks:
         return FlightRecords()
     records = cluster.flight_records(
-        ranks, last=max(LEAST, min(last, IN_ALL // status.world_size))
+        ranks,
+        last=max(LEAST, min(last, IN_ALL // status.world_size)),
+        timeout=timeout,
     )
     ahead = {rank: since_ns + ns for rank, ns in records.offsets_ns.items()}
     hosts = {one.rank: one.host for one in status.ranks}

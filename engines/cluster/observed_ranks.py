@@ -20,7 +20,7 @@ from ..errors import ClusterError, group_by_message
 from ..status import ClusterStatus, Groups, Summary, name_groups, no_hang
 from ..wire import requests
 from . import diagnosing, lateness
-from .flight_records import FlightRecords, fetch
+from .flight_records import TIMEOUT, FlightRecords, fetch
 from .profiling import RATE, Profile, RankStacks, sample_ranks, stacks_of
 from .rank_registry import RankRegistry
 from .rank_slots import check_ranks
@@ -305,7 +305,11 @@ class ObservedRanks:
     # -- flight recorders and diagnosis ------------------------------------
 
     def flight_records(
-        self, ranks: Chosen = None, *, last: int | None = None
+        self,
+        ranks: Chosen = None,
+        *,
+        last: int | None = None,
+        timeout: float = TIMEOUT,
     ) -> FlightRecords:
         """Fetch the flight recorders of `ranks`, and how their clocks differ.
 
@@ -315,13 +319,15 @@ class ObservedRanks:
         ----------
         last : int, optional
             At most so many records of each rank; ``None``: all.
+        timeout : float, default 5
+            Seconds to wait for ranks that do not answer.
 
         Returns
         -------
         FlightRecords
             The records; a rank that did not answer is in ``errors``.
         """
-        return fetch(self._observed, self._chosen(ranks), last)
+        return fetch(self._observed, self._chosen(ranks), last, timeout)
 
     def nccl_report(self, rank: int) -> requests.NcclReport | None:
         """Return what NCCL's RAS service reports on the host of `rank`.
@@ -394,7 +400,9 @@ class ObservedRanks:
         """
         self._check_open()
         found = Lateness()
-        lateness.take(self, found, since_ns=int((since or 0.0) * 1e9))
+        lateness.take(
+            self, found, since_ns=int((since or 0.0) * 1e9), timeout=lateness.ANSWER
+        )
         return found
 
     def explain(self) -> list[Verdict]:

@@ -84,7 +84,7 @@ class _Ranks:
         return idle()
 
     def flight_records(
-        self, ranks: Iterable[int], *, last: int | None = None
+        self, ranks: Iterable[int], *, last: int | None = None, timeout: float = 5.0
     ) -> FlightRecords:
         self.asked.append(last)
         if self.closed:
