@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .cluster.execution import Execution, Output
     from .cluster.flight_records import FlightRecords
     from .cluster.job import Job
+    from .cluster.lateness import Lateness
     from .cluster.observed_ranks import ObservedRanks
     from .cluster.profiling import Profile, RankStacks
     from .errors import (
@@ -36,6 +37,7 @@ __all__ = [
     "FlightRecords",
     "GroupStatus",
     "Job",
+    "Lateness",
     "ObservedRanks",
     "OpStatus",
     "Output",
@@ -54,6 +56,7 @@ _MODULES = {
     "cluster.execution": ("Execution", "Output"),
     "cluster.flight_records": ("FlightRecords",),
     "cluster.job": ("Job",),
+    "cluster.lateness": ("Lateness",),
     "cluster.observed_ranks": ("ObservedRanks",),
     "cluster.profiling": ("Profile", "RankStacks"),
     "errors": (

@@ -10,7 +10,7 @@ from rankscope.backends.observe.lateness import LateFinding, Lateness
 from ..status import ClusterStatus
 from .flight_records import TIMEOUT, FlightRecords
 
-__all__ = ["Recorded", "late_lines", "responding", "take"]
+__all__ = ["Lateness", "Recorded", "late_lines", "responding", "take"]
 
 #: Records that are fetched of each rank, and of all ranks together.
 LAST, IN_ALL, LEAST = 200, 12_800, 24
