@@ -26,8 +26,10 @@ class RawFile:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
-        return self.path.replace("\\", "/").rpartition("/")[2]
+        """The last part of its path, without ``.gz``: ``bz2`` has a digit."""
+        last = self.path.replace("\\", "/").rpartition("/")[2]
+        stem, _, suffix = last.rpartition(".")
+        return stem if stem and suffix in ("gz", "bz2", "xz") else last
 
 
 @dataclass(frozen=True, slots=True)

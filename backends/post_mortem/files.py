@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import os
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
 from .evidence_file import EvidenceFile, RawFile
 from .log import extract
@@ -29,8 +35,8 @@ def find_files(
     """Yield the content of each file, one at a time, in the order of their names.
 
     A file that cannot be read is an `EvidenceFile` with its problem. Links to folders
-    are not followed; devices and pipes are not opened. Members of tar and zip archives
-    are read in memory.
+    are not followed; devices and pipes are not opened. Members of tar and zip archives,
+    and files that gzip, bzip2 or xz has packed, are unpacked in memory.
     """
     seen: set[str] = set()
     for path in sorted(_walk(paths), key=str):
@@ -66,6 +72,9 @@ def _read(path: Path) -> Iterator[RawFile | EvidenceFile]:
             yield from _zip(path)
         elif _may_be_tar(path, head):
             yield from _tar(path)
+        elif _is_packed(head):
+            with path.open("rb") as file:
+                yield _unpacked(str(path), file, head, LARGEST, status.st_mtime_ns)
         elif status.st_size > LARGEST_READ and b"\0" not in head and head[:1] != b"{":
             with path.open("rb") as file:
                 yield RawFile(str(path), extract(file, LARGEST), status.st_mtime_ns)
@@ -73,16 +82,74 @@ def _read(path: Path) -> Iterator[RawFile | EvidenceFile]:
             yield _problem(str(path), _too_large(status.st_size))
         else:
             yield RawFile(str(path), path.read_bytes(), status.st_mtime_ns)
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        yield _problem(str(path), f"cannot be read: {reason or error}")
+    except (*_DAMAGED, tarfile.TarError, zipfile.BadZipFile) as error:
+        yield _problem(str(path), _unreadable(error))
+
+
+#: What the readers of packed files raise where one is damaged, or cut.
+_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+def _unreadable(error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return f"cannot be read: {reason or error}"
+
+
+def _is_gzip(head: bytes) -> bool:
+    return head[:2] == b"\x1f\x8b"
+
+
+def _is_bzip2(head: bytes) -> bool:
+    return head[:3] == b"BZh"
+
+
+def _is_packed(head: bytes) -> bool:
+    return _is_gzip(head) or _is_bzip2(head) or head[:6] == b"\xfd7zXZ\x00"
 
 
 def _may_be_tar(path: Path, head: bytes) -> bool:
-    packed = (
-        head[:2] == b"\x1f\x8b" or head[:3] == b"BZh" or head[:6] == b"\xfd7zXZ\x00"
-    )
-    return (head[257:262] == b"ustar" or packed) and tarfile.is_tarfile(path)
+    ustar = head[257:262] == b"ustar"
+    return (ustar or _is_packed(head)) and tarfile.is_tarfile(path)
+
+
+def _open_packed(file: IO[bytes], head: bytes) -> IO[bytes]:
+    if _is_gzip(head):
+        return cast(IO[bytes], gzip.open(file))
+    return bz2.open(file) if _is_bzip2(head) else lzma.open(file)
+
+
+def _unpacked(
+    name: str, file: IO[bytes], head: bytes, most: int, modified_ns: int | None
+) -> RawFile | EvidenceFile:
+    """Return what is in a file that gzip, bzip2 or xz has packed; `most` bytes of it.
+
+    Of a large log, the lines that may tell something.
+    """
+    with _open_packed(file, head) as unpacked:
+        data = unpacked.read(min(LARGEST_READ, most) + 1)
+        if len(data) <= min(LARGEST_READ, most):
+            return RawFile(name, data, modified_ns)
+        if b"\0" not in data[:512] and data[:1] != b"{":
+            unpacked.seek(0)
+            return RawFile(name, extract(unpacked, most), modified_ns)
+        data += unpacked.read(most - len(data) + 1)
+        if len(data) > most:
+            bound = f"more than {most >> 20} MiB, which is what is read of a file"
+            return _problem(name, f"left out: {bound}")
+        return RawFile(name, data, modified_ns)
+
+
+def _member(
+    name: str, data: bytes, left: int, modified_ns: int | None = None
+) -> RawFile | EvidenceFile:
+    """Return the content of a member of an archive, which may be packed itself."""
+    if not _is_packed(data):
+        return RawFile(name, data, modified_ns)
+    most = max(0, min(LARGEST, left))
+    try:
+        return _unpacked(name, io.BytesIO(data), data[:6], most, modified_ns)
+    except _DAMAGED as error:
+        return _problem(name, _unreadable(error))
 
 
 def _zip(path: Path) -> Iterator[RawFile | EvidenceFile]:
@@ -100,9 +167,10 @@ def _zip(path: Path) -> Iterator[RawFile | EvidenceFile]:
             with archive.open(member) as file:
                 # What the archive says of the size may be wrong.
                 data = file.read(member.file_size + 1)
-            left -= len(data)
             # Times in a zip archive have no time zone.
-            yield RawFile(name, data[: member.file_size])
+            found = _member(name, data[: member.file_size], left)
+            left -= len(found.data) if isinstance(found, RawFile) else len(data)
+            yield found
 
 
 def _tar(path: Path) -> Iterator[RawFile | EvidenceFile]:
@@ -124,9 +192,10 @@ def _tar(path: Path) -> Iterator[RawFile | EvidenceFile]:
                 continue
             file = archive.extractfile(member)
             data = b"" if file is None else file.read()
-            left -= len(data)
             # Whole seconds, rounded down.
-            yield RawFile(name, data, int(member.mtime + 1) * 1_000_000_000)
+            found = _member(name, data, left, int(member.mtime + 1) * 1_000_000_000)
+            left -= len(found.data) if isinstance(found, RawFile) else len(data)
+            yield found
 
 
 def _too_large(size: int) -> str:

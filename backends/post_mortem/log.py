@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import IO
 
 from ..observe.evidence import RankEvidence
 from .desync import TIMEOUT, DesyncReport
@@ -264,7 +264,7 @@ class Log:
         return {one.awaited for one in found if one.awaited is not None}
 
 
-def read_log(file: BinaryIO, rank: int | None = None) -> Log:
+def read_log(file: IO[bytes], rank: int | None = None) -> Log:
     """Return what a log tells; `rank` is that of the whole file, if it is of one."""
     log = Log(rank)
     for lines in _parts(file):
@@ -276,7 +276,7 @@ def read_log(file: BinaryIO, rank: int | None = None) -> Log:
     return log
 
 
-def _parts(file: BinaryIO) -> Iterator[bytes]:
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
     """Yield whole lines, many at once: most parts of a log tell nothing."""
     while part := file.read(_PART):
         yield part + file.readline(_LINE)
@@ -294,7 +294,7 @@ def _may_tell(lines: bytes) -> bool:
     return _FAULT in lines or FailureTable.may_begin(lines)
 
 
-def extract(file: BinaryIO, most: int) -> bytes:
+def extract(file: IO[bytes], most: int) -> bytes:
     """Return the lines of a large log that may tell something, `most` bytes at most.
 
     Those that follow such a line are a part of it, as a traceback's.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import tarfile
@@ -88,6 +91,23 @@ def of_a_zip(folder: Path) -> Path:
     return path
 
 
+def of_packed_files(folder: Path) -> Path:
+    """Each file packed, by three programs; one in an archive."""
+    pack: list[Callable[[bytes], bytes]]
+    pack = [gzip.compress, bz2.compress, lzma.compress]
+    suffixes = ["gz", "bz2", "xz"]
+    files = {
+        f"{name}.{suffixes[number % 3]}": pack[number % 3](data)
+        for number, (name, data) in enumerate(pickled().items())
+    }
+    with tarfile.open(folder / "one.tar", "w") as archive:
+        name, data = files.popitem()
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return written(folder, files)
+
+
 def with_hosts_in_the_names(folder: Path) -> Path:
     return written(
         folder,
@@ -106,6 +126,7 @@ def with_hosts_in_the_names(folder: Path) -> Path:
         of_json,
         of_a_tar,
         of_a_zip,
+        of_packed_files,
         with_hosts_in_the_names,
     ],
 )
@@ -120,6 +141,29 @@ def test_dumps_are_read_as_they_are_found(
     names = {path.name for path in tmp_path.iterdir()}
     assert not names & {"dumps"}
     assert not (tmp_path.parent / "nccl_trace_rank_0").exists()
+
+
+def test_a_packed_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    files = pickled()
+    name, data = files.popitem()
+    files[f"{name}.gz"] = gzip.compress(data)[:-20]
+    files["noise.xz"] = b"\xfd7zXZ\x00" + bytes(range(200))
+    report = examine([written(tmp_path, files)])
+    problems = {Path(one.path).name: one.problem for one in report.files if one.problem}
+    assert set(problems) == {f"{name}.gz", "noise.xz"}
+    assert all("cannot be read: " in text for text in problems.values())
+
+
+def test_a_packed_file_with_too_much_in_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LARGEST", 1 << 20)
+    monkeypatch.setattr(module, "LARGEST_READ", 1 << 16)
+    written(tmp_path, {"all.gz": gzip.compress(b"\0\1" * (4 << 20)), **pickled()})
+    report = examine([tmp_path])
+    (problem,) = [one.problem for one in report.files if one.problem]
+    assert problem == "left out: more than 1 MiB, which is what is read of a file"
+    is_found(report)
 
 
 class Harmful:
