@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as td
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
@@ -128,7 +128,7 @@ def rejoin(
             "has what another one lost; load a checkpoint "
             "(torch.distributed.checkpoint.load)"
         )
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    if _is_sharded(optimizer):
         raise ValueError(
             "rejoin: the state of a ZeroRedundancyOptimizer is sharded over the ranks, "
             "so no rank has what another one lost; load a checkpoint"
@@ -137,6 +137,12 @@ def rejoin(
     fresh = joining()
     with contextlib.nullcontext() if fresh is None else fresh.rejoining():
         return _agree(group, model, optimizer, step)
+
+
+def _is_sharded(optimizer: Any) -> bool:
+    # Not imported here, which takes a second: who has such an optimizer has done so.
+    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer)
 
 
 def _agree(
