@@ -175,15 +175,14 @@ def test_optimizers_in_an_aborted_backward_have_no_rejoin_but_another_ddp(
 
 def test_many_aborts_leave_the_ranks_equal_and_nothing_behind(three: Ranks) -> None:
     """Among them aborts in the first two steps, before DDP has its final buckets."""
+    # A cell of its own: the first abort must find all ranks behind the constructor.
+    three.run(BEGIN)
     three.run(
         dedent(
             """
             import random, rankscope
             chosen = sorted([0, 1, *random.Random(1).sample(range(2, 60), 10)])
-            model = training.DistributedDataParallel(training.Net(), bucket_cap_mb=0.01)
-            optimizer = training.adam(model)
-            reducers = id(model), id(model.process_group)
-            done, errors, open_at_first, joined = 0, 0, None, True
+            errors, open_at_first, joined = 0, None, True
             while done < 60:
                 try:
                     # Another rank may abort while this one rejoins.
