@@ -17,7 +17,8 @@ To the server ``{"fork": [...], "environment": {...}, "stay": false}``
     added to their environment. A server that is to ``stay`` may get more of these, and
     ends at the end of stdin only.
 From the server ``{"pids": [...]}``
-    The engines' pids, in the order of the request.
+    The engines' pids, in the order of the request; ``{"failed": why}`` where this host
+    has no room for another process. Engines that it has forked before run on.
 From the server ``{"pid": pid, "exit_code": code, "output": text}``
     The end of an engine; a code below 0 is a signal's number. The last lines of an
     output without a name.
@@ -35,6 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -268,22 +270,29 @@ class _Server:
         sys.stderr.flush()
         outputs = [_open_output(one["output"]) for one in request["fork"]]
         pids: list[int] = []
+        failed = ""
         for engine, output in zip(request["fork"], outputs, strict=True):
             try:
                 pid = os.fork()
-            except OSError:
-                for one in pids:
-                    os.kill(one, signal.SIGKILL)
-                raise
+            except OSError as error:
+                failed = f"no other process can be started: {error.strerror}"
+                break
             if pid == 0:
                 self._close()
                 _become_engine(engine, output, [*outputs, *self._outputs.values()])
                 gc.enable()
                 return True
             pids.append(pid)
-        self._outputs.update(zip(pids, outputs, strict=True))
+        for one in outputs[len(pids) :]:
+            os.close(one)
+        self._outputs.update(zip(pids, outputs, strict=False))
         self._living.update(pids)
-        self.send({"pids": pids})
+        if failed:
+            for one in pids:
+                os.kill(one, signal.SIGKILL)
+            self.send({"failed": failed})
+        else:
+            self.send({"pids": pids})
         return False
 
     def _close(self) -> None:
@@ -315,18 +324,19 @@ def _why_refused(targets: Sequence[tuple[str, int]]) -> list[str]:
     All at once: a firewall may swallow each attempt for the whole time.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT
-    tried: list[socket.socket] = []
+    tried: list[tuple[socket.socket, int]] = []
     for target in targets:
         one = socket.socket()
         one.setblocking(False)
-        one.connect_ex((target[0], target[1]))
-        tried.append(one)
+        # Without a route it fails at once, and the socket does not tell afterwards.
+        code = one.connect_ex((target[0], target[1]))
+        tried.append((one, 0 if code == errno.EINPROGRESS else code))
     found = []
-    for one in tried:
+    for one, code in tried:
         poll = select.poll()
         poll.register(one, select.POLLOUT)
-        if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            code = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code or poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            code = code or one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             found.append(os.strerror(code) if code else "")
         else:
             found.append(f"no answer in {CONNECT_TIMEOUT:g} s")

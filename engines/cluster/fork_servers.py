@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -90,8 +90,11 @@ class ForkServer:
         self.last_output = ""
         self._received = b""
         self._writing = threading.Lock()
-        # Answers come in the order of the questions, also of those given up.
-        self._replies: deque[asyncio.Future[dict[str, Any]]] = deque()
+        # Answers come in the order of the questions, also of those given up; each with
+        # the launchers of the engines that it is to name.
+        self._replies: deque[
+            tuple[asyncio.Future[dict[str, Any]], Iterable[Forked]]
+        ] = deque()
         self._by_pid: dict[int, Forked] = {}
         self._was_asked_to_fork = False
         self._loop.add_reader(self._stdout, self._receive)
@@ -101,17 +104,25 @@ class ForkServer:
         """Whether the server was not closed, and did not end."""
         return not self._stdin.closed
 
-    async def reply(self) -> dict[str, Any]:
+    async def reply(self, engines: Iterable[Forked] = ()) -> dict[str, Any]:
         """Wait for the next message that is no end of an engine."""
         if not self.is_open:
             raise ServerEnd(self.why)
-        self._replies.append(self._loop.create_future())
-        return await self._replies[-1]
+        future: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._replies.append((future, engines))
+        return await future
 
-    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and return its answer."""
+    async def ask(
+        self, message: dict[str, Any], engines: Iterable[Forked] = ()
+    ) -> dict[str, Any]:
+        """Send a message and return its answer, which has the pids of `engines`."""
         self.send(message)
-        return await self.reply()
+        return await self.reply(engines)
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether a question was asked that the server has not answered."""
+        return bool(self._replies)
 
     async def fork(
         self,
@@ -122,16 +133,12 @@ class ForkServer:
     ) -> None:
         """Fork an engine for each launcher, with what the server is to know of it."""
         self._was_asked_to_fork = True
-        answer = await self.ask(
-            {
-                "fork": [*engines.values()],
-                "environment": {**environment},
-                "stay": stay,
-            }
-        )
-        for launcher, pid in zip(engines, answer["pids"], strict=True):
-            self._by_pid[pid] = launcher
-            launcher.forked(pid)
+        message = {
+            "fork": [*engines.values()],
+            "environment": {**environment},
+            "stay": stay,
+        }
+        await self.ask(message, [*engines])
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, from any thread."""
@@ -160,13 +167,25 @@ class ForkServer:
             if launcher is not None:
                 launcher.ended(message["exit_code"], message["output"])
         elif self._replies:
-            reply = self._replies.popleft()
-            if not reply.done():
-                reply.set_result(message)
-            else:
+            reply, engines = self._replies.popleft()
+            pids = message.get("pids", ())
+            if reply.done():
                 # Nobody waits any more for the engines that were forked so late.
-                for pid in message.get("pids", ()):
+                for pid in pids:
                     self.send({"signal": [pid, signal.SIGKILL]})
+                return
+            # Not by who waits: the next message may be the end of one of them.
+            if "failed" in message:
+                reply.set_exception(ClusterStartError(message["failed"]))
+                return
+            try:
+                for launcher, pid in zip(engines, pids, strict=True):
+                    self._by_pid[pid] = launcher
+                    launcher.forked(pid)
+            except Exception as error:  # noqa: BLE001 - raised by `fork`
+                reply.set_exception(error)
+            else:
+                reply.set_result(message)
 
     @property
     def why(self) -> str:
@@ -210,7 +229,7 @@ class ForkServer:
         text = self._log.read().decode(errors="replace")
         self.last_output = "\n".join(text.strip().splitlines()[-OUTPUT_LINES:])
         self._log.close()
-        for reply in self._replies:
+        for reply, _ in self._replies:
             if not reply.done():
                 reply.set_exception(ServerEnd(self.why))
 
