@@ -13,7 +13,7 @@ from traitlets import Any as AnyTrait
 
 from ..errors import ClusterStartError
 from .fork_launcher import ForkedEngineLauncher
-from .fork_servers import ForkServer, ServerEnd
+from .fork_servers import ForkServer
 from .hosts import Hosts
 
 __all__ = ["HostEngineLauncher", "HostEngineSetLauncher"]
@@ -99,16 +99,16 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         try:
             await asyncio.gather(
                 *(
-                    hosts.servers[name].fork(each, environment, stay=True)
+                    hosts.answer_of(
+                        name, hosts.servers[name].fork(each, environment, stay=True)
+                    )
                     for name, each in engines.items()
                 )
             )
-        except BaseException as error:
+        except BaseException:
             for launcher in self.launchers.values():
                 if launcher.pid > 0:
                     launcher.signal(signal.SIGKILL)
-            if isinstance(error, ServerEnd):
-                raise ClusterStartError(f"the connection to a host {error}") from None
             raise
         self.notify_start([one.pid for each in engines.values() for one in each])
 

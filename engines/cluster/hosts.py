@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -33,6 +33,8 @@ __all__ = [
     "parse_hosts",
     "ssh_command",
 ]
+
+T = TypeVar("T")
 
 #: What ``hosts=`` takes: text, ranks by host, or a hostfile.
 HostSpec = str | os.PathLike[str] | Mapping[str, int]
@@ -266,14 +268,12 @@ class Hosts:
 
         The controller listens at `address` and `port`; ranks listen at free ports.
         """
-        servers = {name: one for name, one in self.servers.items() if one.is_open}
-        asked = {"listen": [address, port]}
-        at = await asyncio.gather(*(one.ask(asked) for one in servers.values()))
-        targets = {name: answer["at"] for name, answer in zip(servers, at, strict=True)}
+        names = [name for name, one in self.servers.items() if one.is_open]
+        answers = await self._ask(names, {"listen": [address, port]})
+        targets = {name: answer["at"] for name, answer in answers.items()}
         asked = {"connect": [[address, port], *targets.values()]}
-        answers = await asyncio.gather(*(one.ask(asked) for one in servers.values()))
         errors = []
-        for name, answer in zip(servers, answers, strict=True):
+        for name, answer in (await self._ask(names, asked)).items():
             to_here, *to_hosts = answer["refused"]
             if to_here:
                 errors.append(
@@ -293,6 +293,25 @@ class Hosts:
             ]
         if errors:
             raise ClusterStartError("\n".join(errors))
+
+    async def _ask(
+        self, names: Sequence[str], message: dict[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        asked = (self.answer_of(one, self.servers[one].ask(message)) for one in names)
+        return dict(zip(names, await asyncio.gather(*asked), strict=True))
+
+    async def answer_of(self, name: str, answer: Awaitable[T]) -> T:
+        """Return an answer of the fork server of a host; its errors name the host."""
+        try:
+            return await answer
+        except ServerEnd as end:
+            raise ClusterStartError(f"{name}: its fork server {end}") from None
+        except ClusterStartError as error:
+            raise ClusterStartError(f"{name}: {error}") from None
+
+    def silent(self) -> list[str]:
+        """Return the hosts that have not answered what they were asked."""
+        return [name for name, one in self.servers.items() if one.owes_answer]
 
     def environment(self) -> dict[str, str]:
         """Return what the ranks of other hosts have from this process's environment."""
@@ -386,9 +405,17 @@ def _is_ours(address: str) -> bool:
 
 def _route_to(name: str) -> str:
     """Return this host's address on the route to a host that ssh knows by `name`."""
-    known = subprocess.run(
-        ["ssh", "-G", "--", name], capture_output=True, text=True, check=False
-    ).stdout
+    try:
+        known = subprocess.run(
+            ["ssh", "-G", "--", name],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_CONNECT,
+        ).stdout
+    except subprocess.TimeoutExpired:
+        # Its configuration runs programs, or asks for names.
+        known = ""
     words = (line.split(" ", 1) for line in known.splitlines())
     host = dict(one for one in words if len(one) == 2).get("hostname", name)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

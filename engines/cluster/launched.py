@@ -156,7 +156,8 @@ class Launched:
             raise
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise ClusterStartError(
-                f"{step}: not done after {timeout:g} s{self.last_log_lines()}"
+                f"{step}: not done after {timeout:g} s{self._silent_hosts()}"
+                f"{self.last_log_lines()}"
             ) from error
         except Exception as error:
             raise ClusterStartError(
@@ -240,10 +241,15 @@ class Launched:
             on = f" on {', '.join(where)}" if where else ""
             raise ClusterStartError(
                 f"starting {n} engines{on}: not done after {timeout:g} s"
+                f"{self._silent_hosts()}"
             ) from None
         self.update_orphan_reaper()
         self._wait_for_engines(client, n, started, deadline, progress, before)
         return sorted(set(client.ids) - before)
+
+    def _silent_hosts(self) -> str:
+        silent = [] if self.hosts is None else self.hosts.silent()
+        return f": no answer of {', '.join(silent)}" if silent else ""
 
     def _wait_for_engines(
         self,
