@@ -174,6 +174,7 @@ def init_process_group(
         except BaseException:
             world.destroy()
             raise
+    launched.note_begun(store)
     if index is not None:
         set_device(index)
         try:

@@ -25,6 +25,7 @@ __all__ = [
     "is_launched",
     "join",
     "later_round",
+    "note_begun",
 ]
 
 #: The key that the launcher sets when a rank has ended well.
@@ -33,6 +34,9 @@ ENDED = "ended/{}"
 _WORLDS = "worlds/{}"
 #: Seconds between two looks for ranks that have ended.
 _LOOK = 1.0
+
+# Whether the world that this process has joined last began; ``None``: it joined none.
+_has_begun: bool | None = None
 
 
 class LaunchedStore(PrefixStore):
@@ -88,16 +92,26 @@ def join(rank: int, size: int, timeout: float) -> LaunchedStore:
         reports_deaths=True,
         server=LAUNCHER,
     )
-    # A process may make a world after another; the fresh process of a rank goes on in
-    # that of the one before.
+    # A process may make a world after another, and tries one again that did not begin.
+    # The fresh process of a rank goes on in that of the one before.
+    global _has_begun
     replaces = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    makes = not replaces if _has_begun is None else _has_begun
+    _has_begun = False
     key = _WORLDS.format(rank)
-    world = base.add(key, 0 if replaces else 1) or base.add(key, 1)
+    world = base.add(key, int(makes)) or base.add(key, 1)
     found = LaunchedStore(base, world, 0)
-    if replaces and all(found.has_arrived(one) for one in range(size)):
+    if replaces and not makes and all(found.has_arrived(one) for one in range(size)):
         while found.has_arrived(rank):
             found = found.next()
     return found
+
+
+def note_begun(store: Store) -> None:
+    """Note that this process has its groups in `store`; the next world is another."""
+    global _has_begun
+    if isinstance(store, LaunchedStore):
+        _has_begun = True
 
 
 def await_round(store: LaunchedStore, rank: int, size: int, timeout: float) -> None:

@@ -29,6 +29,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[TCPStore]:
 
 
 def joined(rank: int, restarts: int, monkeypatch: pytest.MonkeyPatch) -> LaunchedStore:
+    """Return what a process joins that has joined none before."""
+    monkeypatch.setattr(launched, "_has_begun", None)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     return launched.join(rank, 2, 5)
 
@@ -49,9 +51,13 @@ def test_a_fresh_process_arrives_where_none_of_its_rank_has(
     arrival.arrived(stores[-1]).set("1", b"1")
     stores.append(joined(1, 3, monkeypatch))
     assert stores[-1].number == 2
-    # A process makes a second world.
-    stores.append(joined(0, 0, monkeypatch))
+    # It makes a second world, as the others do.
+    launched.note_begun(stores[-1])
+    stores.append(launched.join(1, 2, 5))
     assert (stores[-1].world, stores[-1].number) == (2, 0)
+    # That did not begin: it comes again, and so does another process.
+    stores += [launched.join(1, 2, 5), joined(1, 4, monkeypatch)]
+    assert {(one.world, one.number) for one in stores[-2:]} == {(2, 0)}
     assert {one.server for one in stores} == {LAUNCHER}
     for one in stores:
         one.close()
