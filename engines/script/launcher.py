@@ -158,6 +158,8 @@ class Launcher:
         before = {
             signum: signal.signal(signum, lambda number, _: self._events.put(number))
             for signum in chosen
+            # nohup, and a shell that starts it in the background, ignore some.
+            if signal.getsignal(signum) is not signal.SIG_IGN
         }
         try:
             yield
@@ -181,6 +183,8 @@ class Launcher:
             why_not = self._why_not_replaced(rank)
             if why_not:
                 return self._failed(event, why_not)
+            # Children that it has left may hold what the fresh one needs.
+            event.send_signal(signal.SIGKILL)
             self._restarted[rank] += 1
             count = f"{self._restarted[rank]} of {self._restarts}"
             _say(f"{event.describe()}; it is started again ({count})")

@@ -80,7 +80,7 @@ class RankProcess:
                 (self._process.stderr, sys.stderr),
             )
         ]
-        self._thread(self._await_end)
+        self._waiter = self._thread(self._await_end)
 
     def _thread(
         self, target: Callable[..., object], *arguments: object
@@ -118,11 +118,6 @@ class RankProcess:
             if not read:
                 return
 
-    @property
-    def runs(self) -> bool:
-        """Whether the process has not ended."""
-        return self.exit_code is None
-
     def describe(self) -> str:
         """Return ``rank 2 (pid 41): killed by SIGKILL after 12.3 s``."""
         assert self.exit_code is not None
@@ -141,7 +136,14 @@ class RankProcess:
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Kill what is left of the process and its children, and reap it."""
+        """Kill what is left of the process and its children, and reap it.
+
+        Later calls do nothing: the pid may be that of others.
+        """
+        if self._process.returncode is not None:
+            return
         self.send_signal(signal.SIGKILL)
+        # Reaped before, it would be unknown there.
+        self._waiter.join()
         self._process.wait()
         self.drain()

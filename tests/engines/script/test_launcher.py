@@ -14,13 +14,14 @@ from textwrap import dedent
 import psutil
 import pytest
 
+from rankscope.engines.script.launcher import Launcher, Script
 from rankscope.run import main
 
 #: Seconds after which what is waited for fails the test.
 DEADLINE = 60.0
 
 BEGIN = """
-import os, signal, sys, time
+import os, psutil, signal, subprocess, sys, time
 import numpy as np
 import rankscope as dist
 rank = int(os.environ["RANK"])
@@ -114,8 +115,18 @@ def test_only_the_rank_that_died_is_started_again(tmp_path: Path) -> None:
     print("started", count)
     done = sys.argv[0] + ".done"
     if rank == 1 and count == "0":
+        child = subprocess.Popen(["sleep", "600"])
+        with open(done + ".child", "w") as file:
+            file.write(str(child.pid))
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1:
+        with open(done + ".child") as file:
+            pid = int(file.read())
+        try:
+            while psutil.Process(pid).status() != "zombie":
+                time.sleep(0.01)
+        except psutil.NoSuchProcess:
+            pass
         open(done, "w").close()
     while not os.path.exists(done):
         time.sleep(0.01)
@@ -162,6 +173,7 @@ def test_ctrl_c_ends_the_ranks_and_a_second_one_kills_them(
     assert status == 128 + signal.SIGINT
     assert time.monotonic() - began < 4
     assert "ranks 0–1 did not end: SIGKILL" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.processes
@@ -173,6 +185,21 @@ def test_no_rank_outlives_a_launcher_that_is_killed(
     assert len(ended) == 2
     run.process.kill()
     run.finish()
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under nohup."""
+    monkeypatch.setenv("RANKSCOPE_KEY", "of the test")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    launcher = Launcher(1, Script("train.py"))
+    try:
+        with launcher._signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGTERM)
+        assert launcher._events.get_nowait() == signal.SIGTERM
+    finally:
+        launcher._close()
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(
