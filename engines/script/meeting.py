@@ -97,7 +97,8 @@ def meet(
     while not store.check([_ADDRESS]) or store.get(_ADDRESS).decode() == lost:
         if stopped.wait(_LOOK):
             return None
-        if time.monotonic() > deadline:
+        # A fresh rank 0 may load data for minutes before it makes its group.
+        if not lost and time.monotonic() > deadline:
             _log.warning(
                 "rank %d is not shown to notebooks: rank 0 does not call "
                 "rankscope.torch.watch()",

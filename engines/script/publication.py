@@ -46,6 +46,8 @@ SHARE = 1 / 800
 _LONGEST_PAUSE = 1.2
 #: Seconds that the end of the script may be delayed, if the channel does not answer.
 END_WAIT = 0.4
+#: Seconds after which it is known whether a channel that is lost ended in order.
+_TOLD = 1.0
 #: Answers that are kept for the notebooks that asked: one that is gone reads none.
 _ANSWERS = 32
 
@@ -73,7 +75,7 @@ class Publication:
         #: Set once notebooks can see this rank, and aborts reach it.
         self.joined = threading.Event()
         self._stopped = threading.Event()
-        self._rank_0_died = False
+        self._rank_0_died = threading.Event()
         self._wake = threading.Event()
         # The end of the present lease (`time.monotonic`), and the least pause.
         self._until = 0.0
@@ -113,11 +115,12 @@ class Publication:
                 self._join(channel)
                 try:
                     self._publish_while_watched(channel)
+                    may_return = not self._stopped.is_set() and is_launched()
+                    if not (may_return and self._rank_0_died.wait(_TOLD)):
+                        return
                 finally:
                     self._say_goodbye(channel)
-                if self._stopped.is_set() or not (self._rank_0_died and is_launched()):
-                    return
-                self._rank_0_died = False
+                self._rank_0_died.clear()
                 # Rank 0 has died, and its launcher may start it again.
                 channel = meet(
                     self._torch, self.options, self._stopped, channel.address
@@ -194,13 +197,12 @@ class Publication:
         try:
             channel.store.set(status_key(channel.rank), self._summary())
         except DistError as error:
-            if channel.store.lost:
-                raise
-            # Rank 0, or this process, was stopped for a while: the next one arrives.
+            # Rank 0, or this process, was stopped for a while: the next one arrives. Or
+            # the store is lost, which the caller looks for.
             _log.debug("no status was published: %s", error)
 
     def _note_death(self, message: str) -> None:
-        self._rank_0_died = True
+        self._rank_0_died.set()
         self._wake.set()
 
     def _note_change(self) -> None:

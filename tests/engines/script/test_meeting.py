@@ -59,7 +59,9 @@ def test_the_others_find_the_channel_of_a_fresh_rank_0(
     assert joined.address == first.address
     joined.store.close()
     first.store.close()
-    # Rank 1 does not take the old address, also where it has never known it.
+    # Rank 1 does not take the old address, also where it has never known it, and waits
+    # for as long as a fresh rank 0 needs.
+    monkeypatch.setattr(meeting, "_ADDRESS_WAIT", 0.0)
     timer = threading.Timer(0.2, lambda: opened.append(meet(0, torchs)))
     opened: list[Channel] = []
     timer.start()
