@@ -83,13 +83,15 @@ class QueueReader:
         self._store, self._queue = store, queue
         self._callback = callback
         self._shared = shared
-        next_place = store.compare_set(f"{queue}/next", b"", b"1")
         self._place = 1
-        if not shared:
-            self._place = int(next_place)
+        if not shared and store.check([f"{queue}/next"]):
+            self._place = int(store.get(f"{queue}/next"))
             while store.check([f"{queue}/{self._place}"]):
                 self._place += 1
             store.set(f"{queue}/next", b"%d" % self._place)
+        else:
+            # From now on there are messages, and the first ones are for this reader.
+            store.compare_set(f"{queue}/next", b"", b"1")
         self._watch()
 
     def _watch(self) -> None:

@@ -120,6 +120,23 @@ def test_a_queue_is_read_in_order_by_one_reader(store: TCPStore) -> None:
     assert store.num_keys() < 2 * job_channel._KEPT
 
 
+def test_the_first_message_may_come_as_soon_as_there_is_a_queue(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_set = TCPStore.compare_set
+
+    def compare_set_and_append(*arguments: Any) -> bytes:
+        monkeypatch.setattr(TCPStore, "compare_set", compare_set)
+        found = compare_set(*arguments)
+        append(store, "q", b"1")
+        return found
+
+    monkeypatch.setattr(TCPStore, "compare_set", compare_set_and_append)
+    read: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    QueueReader(store, "q", read.put)
+    assert read.get(timeout=DEADLINE) == b"1"
+
+
 def test_a_queue_of_a_fresh_process_begins_behind_what_is_there(
     store: TCPStore,
 ) -> None:
