@@ -47,11 +47,11 @@ class _Composite(Work):
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return super()._block(left)
 
-    def _block_noted(self, timeout: float | None) -> bool:
+    def _note_wait(self) -> None:
         for part in self.parts:
-            if part.record is not None and not part.is_completed():
-                part.record.waited_ns = part.record.waited_ns or time.time_ns()
-        return super()._block_noted(timeout)
+            if not part.is_completed():
+                part._note_wait()
+        super()._note_wait()
 
     def poll(self) -> bool:
         for part in self.parts:

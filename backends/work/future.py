@@ -20,9 +20,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Waiter(Protocol):
-    """What a future waits for; see `Work._block`."""
+    """What a future waits for; see `Work._block` and `Work._note_wait`."""
 
     def _block(self, timeout: float | None) -> bool: ...
+
+    def _note_wait(self) -> None: ...
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -150,6 +152,7 @@ class Future(concurrent.futures.Future[Any]):
         if self._waits_for is None or self.done():
             return timeout
         deadline = None if timeout is None else time.monotonic() + timeout
+        self._waits_for._note_wait()
         self._waits_for._block(timeout)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
@@ -157,6 +160,8 @@ class Future(concurrent.futures.Future[Any]):
         """``await future``: suspend the task, not the thread; returns the value."""
         import asyncio  # takes 25 ms, and a program that awaits has it
 
+        if self._waits_for is not None and not self.done():
+            self._waits_for._note_wait()
         # Without a thread for callbacks: the event loop has one.
         relay: concurrent.futures.Future[Any] = concurrent.futures.Future()
         super().add_done_callback(lambda _: _pass_on(self, relay))

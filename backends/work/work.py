@@ -243,7 +243,11 @@ class Work:
         """
         seconds = None if timeout is None else as_seconds(timeout, "wait: timeout")
         self._note_waited()
-        if not self._state.is_terminal and not self._block_noted(seconds):
+        over = self._state.is_terminal
+        if not over:
+            self._note_wait()
+            over = self._is_over(seconds)
+        if not over:
             raise DistTimeoutError(
                 f"{self.describe()} was not done after wait(timeout={seconds:g} s); "
                 "it is still in flight",
@@ -439,12 +443,11 @@ class Work:
         if record is not None:
             record.waited = True
 
-    def _block_noted(self, timeout: float | None) -> bool:
-        """Block as `_is_over`, and note since when."""
+    def _note_wait(self) -> None:
+        """Note since when somebody waits for the op, which is in flight."""
         record = self.record
         if record is not None and not record.waited_ns:
             record.waited_ns = time.time_ns()
-        return self._is_over(timeout)
 
     def _mark_observed(self) -> None:
         """Mark the error, if any, as observed by the caller; see `async_errors`."""

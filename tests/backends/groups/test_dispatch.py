@@ -6,10 +6,12 @@ dispatch point is seen at work without a communication library.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,8 +113,21 @@ def test_the_recorder_keeps_what_and_where(group: dist.ProcessGroup) -> None:
     assert group.summary().completed.seq == 1
 
 
+async def _await(work: dist.Work) -> None:
+    await work
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda work: work.wait(),
+        lambda work: work.get_future().result(),
+        lambda work: asyncio.run(_await(work)),
+    ],
+    ids=["wait", "future", "await"],
+)
 def test_the_recorder_keeps_since_when_the_caller_waits(
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup, wait: Callable[[dist.Work], object]
 ) -> None:
     x = np.ones(2)
 
@@ -129,7 +144,7 @@ def test_the_recorder_keeps_since_when_the_caller_waits(
     assert work is not None
     threading.Timer(0.05, work.mark_completed).start()
     before = time.time_ns()
-    assert work.wait()
+    wait(work)
     began, created = waited()
     assert created <= before <= began <= recorder.dump()[-1]["time_ended_ns"]
 
