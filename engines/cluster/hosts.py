@@ -179,7 +179,7 @@ class Hosts:
     ) -> None:
         self.ranks = dict(ranks)
         self.python = python or sys.executable
-        self._interface = interface
+        self.interface = interface
         #: The name of the host of each rank.
         self.names = [name for name, n in self.ranks.items() for _ in range(n)]
         self.servers: dict[str, ForkServer] = {}
@@ -253,8 +253,8 @@ class Hosts:
     @property
     def address(self) -> str:
         """The address of this host at which every host reaches the controller."""
-        if self._interface is not None:
-            return _address_of(self._interface)
+        if self.interface is not None:
+            return _address_of(self.interface)
         others = [name for name in self.ranks if not is_here(name)]
         for name in others:
             # As sshd there has seen this host: the way back is known to work.

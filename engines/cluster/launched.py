@@ -217,7 +217,9 @@ class Launched:
         if errors:
             raise ClusterStartError("\n".join(errors))
         hosts.check()
-        if not self.cluster.controller_ip:
+        configured = self.cluster.controller_ip
+        # Hosts cannot connect to all of its addresses.
+        if configured in ("", "*", "0.0.0.0") or hosts.interface is not None:
             address = hosts.address
             self.cluster.controller_ip = self.cluster.controller_location = address
 

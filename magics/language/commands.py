@@ -69,7 +69,7 @@ DIST_INIT = Command(
         ),
         Option(
             "engines", ("--engines",), "launcher: local, spawn (not forked), mpi; "
-            "never tried: ssh, slurm, … (default: the one that the backend needs, else "
+            "never tried: slurm, … (default: the one that the backend needs, else "
             "local)",
             "LAUNCHER", values.launcher, "launcher",
         ),
