@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import shlex
 import signal
@@ -166,6 +168,29 @@ def test_a_host_says_why_it_cannot_connect() -> None:
         assert why
     for one in (listener, silent, *queued):
         one.close()
+
+
+def test_a_host_without_room_for_a_process_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its other ranks live on."""
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    server = object.__new__(fork_server._Server)
+    server._listener, server._outputs, server._living = None, {}, {7}
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(server, "send", sent.append)
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    engines = [{"output": None}, {"output": None}]
+    assert not server._fork({"fork": engines, "environment": {}, "stay": True})
+    why = "no other process can be started: Resource temporarily unavailable"
+    assert sent == [{"failed": why}]
+    assert server._living == {7}
+    assert server._outputs == {}
 
 
 @pytest.mark.processes
