@@ -26,7 +26,7 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.base import LAUNCHER as SERVED_BY_LAUNCHER
 from rankscope.backends.stores.tcp import TCPStore
 
-from .rank_process import LAUNCHER, RankProcess
+from .rank_process import LAUNCHER, RankProcess, say
 
 __all__ = ["Launcher", "Script"]
 
@@ -187,7 +187,7 @@ class Launcher:
             event.send_signal(signal.SIGKILL)
             self._restarted[rank] += 1
             count = f"{self._restarted[rank]} of {self._restarts}"
-            _say(f"{event.describe()}; it is started again ({count})")
+            say(f"{event.describe()}; it is started again ({count})")
             self._start(rank)
 
     def _why_not_replaced(self, rank: int) -> str:
@@ -205,20 +205,20 @@ class Launcher:
         """End the other ranks; return the exit status of the one that failed."""
         others = sorted(self._ranks)
         if others:
-            _say(f"{cause.describe()}; {why_not}: SIGTERM to {name_ranks(others)}")
+            say(f"{cause.describe()}; {why_not}: SIGTERM to {name_ranks(others)}")
             self._end_ranks(signal.SIGTERM)
         for one in (*self._ranks.values(), *self._ended):
             one.close()
         log = ""
         if self._log_folder is not None:
             log = f"; its output is in {self._log_folder / f'rank-{cause.rank}.log'}"
-        _say(f"failed: {cause.describe()}{log}")
+        say(f"failed: {cause.describe()}{log}")
         assert cause.exit_code is not None
         return _status(cause.exit_code)
 
     def _interrupted(self, signum: int) -> int:
         name = signal.Signals(signum).name
-        _say(f"{name}: {name_ranks(sorted(self._ranks))}: SIGKILL after {GRACE:g} s")
+        say(f"{name}: {name_ranks(sorted(self._ranks))}: SIGKILL after {GRACE:g} s")
         self._end_ranks(signum)
         return _status(-signum)
 
@@ -240,7 +240,10 @@ class Launcher:
             del self._ranks[event.rank]
             self._ended.append(event)
         if self._ranks:
-            _say(f"{name_ranks(sorted(self._ranks))} did not end: SIGKILL")
+            say(f"{name_ranks(sorted(self._ranks))} did not end: SIGKILL")
+        # All at once: `close` waits for each.
+        for one in self._ranks.values():
+            one.send_signal(signal.SIGKILL)
 
     def _close(self) -> None:
         for one in (*self._ranks.values(), *self._ended):
@@ -258,7 +261,3 @@ class Launcher:
 def _status(exit_code: int) -> int:
     """Return the exit status for that of a process, as a shell says it."""
     return 128 - exit_code if exit_code < 0 else exit_code
-
-
-def _say(text: str) -> None:
-    print(f"rankscope.run: {text}", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from rankscope.backends.stores.process_end import describe_exit_code
 
-__all__ = ["LAUNCHER", "RankProcess", "end_with_launcher"]
+__all__ = ["LAUNCHER", "RankProcess", "end_with_launcher", "say"]
 
 #: The variable with the pid of a rank's launcher, for the rank alone.
 LAUNCHER = "RANKSCOPE_LAUNCHER_PID"
@@ -30,6 +30,13 @@ _OUTPUT_WAIT = 5.0
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 _writing = threading.Lock()
+
+
+def say(text: str) -> None:
+    """Write a line of the launcher, if it can be written."""
+    # Without the lock: whoever reads stdout, as less, may have paused.
+    with contextlib.suppress(OSError):
+        print(f"rankscope.run: {text}", file=sys.stderr, flush=True)
 
 
 def end_with_launcher() -> None:
@@ -101,18 +108,23 @@ class RankProcess:
     def _forward(self, source: IO[bytes], target: Any) -> None:
         """Write what the rank writes, by lines that begin with the rank."""
         begin = f"[rank {self.rank}] ".encode()
-        held = b""
+        held, log = b"", self._log
         while True:
             read = os.read(source.fileno(), 1 << 16)
-            if self._log is not None:
-                self._log.write(read)
+            if log is not None:
+                try:
+                    log.write(read)
+                except OSError as error:
+                    # Whatever becomes of it, the rank must not block.
+                    log = None
+                    say(f"the log of rank {self.rank} is not written on: {error}")
             held += read
             whole = b"".join(begin + line for line in _LINE.findall(held))
             held = _LINE.sub(b"", held)
             if not read and held:
                 whole += begin + held + b"\n"
-            # Its reader, as head, may have ended.
-            with _writing, contextlib.suppress(BrokenPipeError):
+            # Its reader, as head, may have ended, or the disk be full.
+            with _writing, contextlib.suppress(OSError):
                 target.buffer.write(whole)
                 target.flush()
             if not read:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from rankscope.engines.script.launcher import Launcher, Script
+from rankscope.engines.script.rank_process import RankProcess
 from rankscope.run import main
 
 #: Seconds after which what is waited for fails the test.
@@ -200,6 +202,23 @@ def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         launcher._close()
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_rank_does_not_block_where_its_output_cannot_be_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rank = object.__new__(RankProcess)
+    rank.rank = 2
+    read, write = os.pipe()
+    with open("/dev/full", "wb", 0) as rank._log, open(read, "rb") as source:
+        with open(write, "wb") as rank_writes:
+            rank_writes.write(b"one\ntwo")
+        out = io.TextIOWrapper(io.BytesIO())
+        rank._forward(source, out)
+    assert out.buffer.getvalue() == b"[rank 2] one\n[rank 2] two\n"
+    told = capsys.readouterr().err
+    assert told.startswith("rankscope.run: the log of rank 2 is not written on: ")
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize(
