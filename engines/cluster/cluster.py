@@ -193,14 +193,20 @@ class Cluster(Ranks):
             gpus = Gpus(parse_devices(devices), share_gpu)
         except ValueError as error:
             raise ValueError(f"devices={devices!r}: {error}") from None
+        needed = next(iter(launch.launchers_of(config)), None)
+        if named is not None and needed is not None:
+            raise ClusterError(
+                f"backend={backend!r} needs the launcher {needed}, and hosts have a "
+                "launcher of their own"
+            )
         if engines is None:
-            engines = next(iter(launch.launchers_of(config)), "local")
+            engines = needed or "local"
         preconditions.check_folder()
         if engines in _IN_THIS_ENVIRONMENT:
-            if options is None:
-                preconditions.check_backend(n, backend)
-            else:
+            if options is not None:
                 preconditions.check_torch()
+            if options is None or options.over_rankscope:
+                preconditions.check_backend(n, backend)
             if not force:
                 preconditions.check_capacity(n)
         elif named is not None and not force:

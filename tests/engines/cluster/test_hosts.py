@@ -132,6 +132,7 @@ def test_hosts_that_cannot_work_together() -> None:
     [
         ({"n": 3}, "n=3: hosts='a:2' have 2 ranks; leave n out"),
         ({"engines": "mpi"}, "engines='mpi': hosts have a launcher of their own"),
+        ({"backend": "cpu:mpi"}, "backend='cpu:mpi' needs the launcher mpi, and hosts"),
         ({"keep": True}, "keep=True: the ranks of hosts end with the process"),
     ],
 )

@@ -53,6 +53,18 @@ def test_backend_is_for_groups_of_rankscope() -> None:
         Cluster.start(2, torch=True, backend="gloo")
 
 
+def test_the_transport_of_torchs_ops_is_checked_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preconditions, "find_spec", lambda name: "there")
+    monkeypatch.setattr(preconditions, "has_driver", lambda: False)
+    monkeypatch.setattr(preconditions, "why_unusable", lambda backend: None)
+    steps: list[str] = []
+    with pytest.raises(ClusterStartError, match="there is no GPU here"):
+        Cluster.start(2, torch="rankscope", backend="cuda:nccl", progress=steps.append)
+    assert steps == []
+
+
 @pytest.mark.parametrize(
     ("torch", "backend"),
     [
