@@ -19,7 +19,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.lateness import GroupLateness, Lateness, findings_of
+from rankscope.backends.observe.lateness import (
+    GroupLateness,
+    LateFinding,
+    Lateness,
+    findings_of,
+)
 from rankscope.backends.observe.verdicts import Fault, Verdict, on_group
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
@@ -52,8 +57,7 @@ class BoardModel:
         self._first = ""
         self.ranks: dict[int, RankStatus] = {}
         self.verdicts: tuple[Verdict, ...] = ()
-        #: What is certain about ranks that keep the others waiting, in sentences.
-        self.late: tuple[str, ...] = ()
+        self._late_findings: Sequence[LateFinding] = ()
         # Group → rank → its cells ``late`` and ``waits``.
         self._late_cells: dict[GroupKey, dict[int, Cells]] = {}
         self.head: dict[str, Any] = {}
@@ -111,11 +115,17 @@ class BoardModel:
 
     def show_lateness(self, groups: Sequence[GroupLateness]) -> None:
         """Show which ranks keep the others waiting from now on."""
-        self.late = tuple(late_lines(findings_of(groups)))
+        self._late_findings = findings_of(groups)
         self._late_cells = {
             group.key: {rank: late_cells(one) for rank, one in group.ranks.items()}
             for group in groups
         }
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """What is certain about ranks that keep the others waiting, in sentences."""
+        there = (one for one in self._late_findings if one.group in self._known)
+        return tuple(late_lines(there))
 
     def _update_rank(self, rank: RankStatus, now: float) -> None:
         number = rank.rank

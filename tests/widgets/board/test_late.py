@@ -60,6 +60,12 @@ class TestShown:
         model.show_verdicts(verdicts)
         assert not any("ate rank" in one for one in model.banner().sentences)
 
+    def test_nothing_is_said_of_a_group_that_is_destroyed(self) -> None:
+        model = BoardModel.of(idle(), of(a_run()))
+        model.update(statuses.cluster(*(statuses.rank(n) for n in range(4))), 1.0)
+        assert not model.late
+        assert not any("ate rank" in one for one in model.banner().sentences)
+
     def test_the_status_table_says_it_below(self) -> None:
         table = StatusTable(idle(), of(a_run()))
         assert "\nLate rank: rank 2 is last to enter" in str(table)
