@@ -111,21 +111,22 @@ class RankProcess:
         held, log = b"", self._log
         while True:
             read = os.read(source.fileno(), 1 << 16)
+            held += read
+            lines = _LINE.findall(held)
+            held = _LINE.sub(b"", held)
+            if not read and held:
+                lines.append(held + b"\n")
             if log is not None:
                 try:
-                    log.write(read)
+                    # By lines, too: stdout and stderr have one log.
+                    log.write(b"".join(lines))
                 except OSError as error:
                     # Whatever becomes of it, the rank must not block.
                     log = None
                     say(f"the log of rank {self.rank} is not written on: {error}")
-            held += read
-            whole = b"".join(begin + line for line in _LINE.findall(held))
-            held = _LINE.sub(b"", held)
-            if not read and held:
-                whole += begin + held + b"\n"
             # Its reader, as head, may have ended, or the disk be full.
             with _writing, contextlib.suppress(OSError):
-                target.buffer.write(whole)
+                target.buffer.write(b"".join(begin + line for line in lines))
                 target.flush()
             if not read:
                 return
