@@ -71,7 +71,7 @@ def test_a_hang_in_backward_is_named_ended_and_mended(person: Person) -> None:
         r"Rank 2 has not entered all_reduce #\d+ \(cell \d+ line \d+, called at "
         r"cell \d+ line \d+\): it left cell \d+ .*; ranks 0–1, 3 wait in it",
         said,
-    )
+    ), said
     person.shot("03-hang")
     output = person.abort("hang")
     assert "DistAbortedError" in output
