@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope.engines.script.launcher import Launcher, Script
+from rankscope.engines.script.options import add_script
 
 __all__ = ["main"]
 
@@ -60,13 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--master-port", type=int, default=0, help="MASTER_PORT (default: a free one)"
     )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="SCRIPT is a module's name"
-    )
-    parser.add_argument("script", metavar="SCRIPT", help="the script, e.g. train.py")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the arguments of the script"
-    )
+    add_script(parser)
     given = parser.parse_args(arguments)
     if given.nproc_per_node < 1:
         parser.error(f"-n {given.nproc_per_node}: expected the number of ranks, from 1")

@@ -30,7 +30,7 @@ from rankscope.backends.torch_watch.private.groups import C10D
 from rankscope.backends.torch_watch.rewrapping import rewrap
 from rankscope.backends.torch_watch.watch import TorchWatch
 from rankscope.backends.torch_watch.watch import watch as _watch
-from rankscope.engines.script.options import JobOptions
+from rankscope.engines.script.options import JobOptions, add_script
 from rankscope.engines.script.publication import Publication
 from rankscope.engines.script.rank_process import end_with_launcher
 from rankscope.hang_reports import AGENT, attendance, begin
@@ -252,13 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=None,
         help="let a notebook abort groups",
     )
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="SCRIPT is a module's name"
-    )
-    parser.add_argument("script", metavar="SCRIPT", help="the script, e.g. train.py")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the arguments of the script"
-    )
+    add_script(parser)
     given = parser.parse_args(arguments)
     # srun sets none of the variables by which torch's ranks meet.
     fill_environment()

@@ -12,6 +12,7 @@ import psutil
 
 from ..errors import DistBackendError
 from ..rank_sets import name_ranks
+from ..routes import address_towards
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..stores.tcp import TCPStore
@@ -122,16 +123,10 @@ def interface_of(address: str) -> str:
 
 def _address_towards(*hosts: str) -> str | None:
     """Return the local address of the first route that leaves this machine."""
-    # Connecting a datagram socket sends nothing. A documentation address stands
-    # for "anywhere else".
+    # A documentation address stands for "anywhere else".
     for target in (*filter(None, hosts), "192.0.2.1"):
         try:
-            family, kind, _, _, peer = socket.getaddrinfo(
-                target, 9, type=socket.SOCK_DGRAM
-            )[0]
-            with socket.socket(family, kind) as probe:
-                probe.connect(peer)
-                address = str(probe.getsockname()[0])
+            address = address_towards(target, socket.AF_UNSPEC)
         except OSError:
             continue
         if address != "::1" and not address.startswith("127."):

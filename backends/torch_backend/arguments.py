@@ -21,7 +21,7 @@ __all__ = [
     "limited",
     "one_list",
     "one_tensor",
-    "reduce_op_of",
+    "reduce_op_in",
 ]
 
 Tensor: TypeAlias = torch.Tensor
@@ -37,8 +37,12 @@ _REDUCE_OPS = {
 _NOW = timedelta(0)
 
 
-def reduce_op_of(op: Any) -> ReduceOp:
-    """Return Rankscope's reduction for one of torch's, an object or its kind."""
+def reduce_op_in(opts: Any, given: Any = None) -> ReduceOp:
+    """Return Rankscope's reduction for that of an op's options, or the one given.
+
+    Torch's is an object or its kind.
+    """
+    op = field_of(opts, "reduceOp", given, c10d.ReduceOp.SUM)
     found = _REDUCE_OPS.get(int(getattr(op, "op", op)))
     if found is not None:
         return found

@@ -24,9 +24,9 @@ from .arguments import (
     limited,
     one_list,
     one_tensor,
-    reduce_op_of,
+    reduce_op_in,
 )
-from .private import c10d, disable_dynamo, is_profiling
+from .private import disable_dynamo, is_profiling
 from .sparse import sparse_all_reduce
 from .tensors import memories, memory, row_memory
 from .work import BatchedWork, TorchWork
@@ -91,7 +91,7 @@ class Ops:
         """Reduce a tensor over all ranks, in place; a sparse one, too."""
         tensor = one_tensor(tensors)
         where = self._where("all_reduce")
-        reduce_op = reduce_op_of(field_of(opts, "reduceOp", op, c10d.ReduceOp.SUM))
+        reduce_op = reduce_op_in(opts, op)
         if tensor.layout is not torch.strided:
             sparse_all_reduce(tensor, reduce_op, self.group, where)
             return TorchWork(completed_work(OpType.ALL_REDUCE, None), [tensor])
@@ -115,7 +115,7 @@ class Ops:
         return self._issue(
             coalescing.all_reduce_coalesced,
             memories(tensors, where),
-            reduce_op_of(field_of(opts, "reduceOp", None, c10d.ReduceOp.SUM)),
+            reduce_op_in(opts),
             async_op=True,
             opts=opts,
             outputs=tensors,
@@ -136,7 +136,7 @@ class Ops:
         return self._issue(
             reductions.reduce,
             memory(tensor, self._where("reduce")),
-            op=reduce_op_of(op or getattr(opts, "reduceOp", c10d.ReduceOp.SUM)),
+            op=reduce_op_in(opts, op),
             group_dst=field_of(opts, "rootRank", root, 0),
             async_op=True,
             opts=opts,
@@ -160,7 +160,7 @@ class Ops:
             reductions.reduce_scatter,
             memory(output, where),
             memories(one_list(inputs), where),
-            reduce_op_of(field_of(opts, "reduceOp", op, c10d.ReduceOp.SUM)),
+            reduce_op_in(opts, op),
             async_op=True,
             opts=opts,
             timeout=timeout,
@@ -177,7 +177,7 @@ class Ops:
             reductions.reduce_scatter_tensor,
             memory(output, where),
             memory(input, where),
-            reduce_op_of(field_of(opts, "reduceOp", None, c10d.ReduceOp.SUM)),
+            reduce_op_in(opts),
             async_op=True,
             opts=opts,
             outputs=(output,),
@@ -195,7 +195,7 @@ class Ops:
             coalescing.reduce_scatter_tensor_coalesced,
             memories(outputs, where),
             memories(inputs, where),
-            reduce_op_of(field_of(opts, "reduceOp", None, c10d.ReduceOp.SUM)),
+            reduce_op_in(opts),
             async_op=True,
             opts=opts,
             outputs=outputs,

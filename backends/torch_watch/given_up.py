@@ -108,8 +108,10 @@ def tell_given_up(given_up: list[GivenUp], call: Call | None) -> str:
     ranks = sorted({one.rank for one in those})
     after = f"{first.seconds:.{0 if first.seconds >= 1 else 1}f} s"
     text = f"{name_ranks(ranks)} timed out in {first.op}{where} after {after}"
-    late = call.began_ns / 1e9 - first.at if call else 0.0
-    if call is None or late < _LATE:
+    if call is None:
+        return text
+    late = call.began_ns / 1e9 - first.at
+    if late < _LATE:
         return text
     if call.seq and _name(call) == first.op and names().default.rank() not in ranks:
         they = "it" if len(ranks) == 1 else "they"

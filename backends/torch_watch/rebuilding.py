@@ -15,6 +15,7 @@ from ..errors import DistStoreTimeoutError, DistTimeoutError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
+from ..routes import address_towards
 from ..stores.base import Store
 from . import creation, holders
 from .aborting import abort
@@ -138,10 +139,7 @@ def _own_address(store: Store) -> str:
     host = getattr(store, "host", None)
     if host is None:
         return socket.gethostbyname(socket.gethostname())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing: it picks the route.
-        probe.connect((host, 9))
-        return probe.getsockname()[0]
+    return address_towards(host)
 
 
 def join(

@@ -36,6 +36,7 @@ from rankscope.backends.launch_variables import (
     ranks,
 )
 from rankscope.backends.observe.stacks import ThreadStacks
+from rankscope.backends.routes import address_towards
 from rankscope.backends.torch_watch.watch import watch
 from rankscope.backends.work.flight_recorder import recorder
 
@@ -203,10 +204,8 @@ class Agent:
     def _address(self) -> str:
         """Return this host's address in the network towards the controller."""
         controller = urlsplit(private.controller_address(self.kernel)).hostname
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Connecting a datagram socket sends nothing: it picks the route.
-            probe.connect((controller, 9))
-            return probe.getsockname()[0]
+        assert controller is not None
+        return address_towards(controller)
 
     @requests.SetEnvironment.handler
     def _set_environment(self, wanted: requests.SetEnvironment) -> None:

@@ -6,7 +6,7 @@ stdin and stdout, one JSON object per line:
 
 From the server, first, if it was started with ``describe``: ``{"host": {...}}``
     What `describe` returns.
-To the server ``{"listen": [address, port]}``
+To the server ``{"listen": address}``
     Listen, until engines are forked, at this host's address towards the given one; the
     answer is ``{"at": [address, port]}``.
 To the server ``{"connect": [[address, port], ...]}``
@@ -35,7 +35,6 @@ start a thread, open a context of ZeroMQ or an event loop, or call CUDA.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import gc
 import importlib
@@ -50,6 +49,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rankscope.backends import parent_end
+from rankscope.backends.routes import address_towards
+
 __all__ = ["PRELOADED", "describe", "main", "preload_backends"]
 
 #: Seconds between SIGTERM and SIGKILL where the owner has ended.
@@ -58,8 +60,6 @@ GRACE = 2.0
 CONNECT_TIMEOUT = 5.0
 #: Bytes of an engine's output that are sent when it has failed.
 OUTPUT_BYTES = 8192
-#: Of `prctl`: the signal that this process gets at the end of its parent.
-PR_SET_PDEATHSIG = 1
 
 #: What an engine imports until it has its rank. An import that fails here fails, or is
 #: done without, where the engine does it.
@@ -219,7 +219,7 @@ class _Server:
             return self._fork(message)
         if "listen" in message:
             self._stop_listening()
-            self._listener = _listen_towards(*message["listen"])
+            self._listener = _listen_towards(message["listen"])
             self.send({"at": self._listener.getsockname()[:2]})
         elif "connect" in message:
             self.send({"refused": _why_refused(message["connect"])})
@@ -304,18 +304,12 @@ class _Server:
             os.close(fd)
         if self._stays:
             # Where the server is killed nobody else would end the engine.
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self._pid:
-                # It has ended before the call.
-                os._exit(1)
+            parent_end.end_with(self._pid)
 
 
-def _listen_towards(address: str, port: int) -> socket.socket:
+def _listen_towards(address: str) -> socket.socket:
     """Listen at this host's address on the route to another one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing: it picks the route.
-        probe.connect((address, port))
-        return socket.create_server((probe.getsockname()[0], 0), backlog=1024)
+    return socket.create_server((address_towards(address), 0), backlog=1024)
 
 
 def _why_refused(targets: Sequence[tuple[str, int]]) -> list[str]:

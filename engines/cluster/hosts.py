@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from rankscope import __version__
+from rankscope.backends.routes import address_towards
 from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterStartError
@@ -269,7 +270,7 @@ class Hosts:
         The controller listens at `address` and `port`; ranks listen at free ports.
         """
         names = [name for name, one in self.servers.items() if one.is_open]
-        answers = await self._ask(names, {"listen": [address, port]})
+        answers = await self._ask(names, {"listen": address})
         targets = {name: answer["at"] for name, answer in answers.items()}
         asked = {"connect": [[address, port], *targets.values()]}
         errors = []
@@ -418,17 +419,14 @@ def _route_to(name: str) -> str:
         known = ""
     words = (line.split(" ", 1) for line in known.splitlines())
     host = dict(one for one in words if len(one) == 2).get("hostname", name)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Connecting a datagram socket sends nothing: it picks the route.
-            probe.connect((host, 9))
-        except OSError as error:
-            raise ClusterStartError(
-                f"{name}: no route leads there from this host but ssh's own "
-                f"({error.strerror or error}): name the address at which it reaches "
-                "this host with --interface"
-            ) from None
-        return probe.getsockname()[0]
+    try:
+        return address_towards(host)
+    except OSError as error:
+        raise ClusterStartError(
+            f"{name}: no route leads there from this host but ssh's own "
+            f"({error.strerror or error}): name the address at which it reaches "
+            "this host with --interface"
+        ) from None
 
 
 def _address_of(interface: str) -> str:

@@ -26,6 +26,7 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.base import LAUNCHER as SERVED_BY_LAUNCHER
 from rankscope.backends.stores.tcp import TCPStore
 
+from ..wire.torch_environment import TorchOptions, torchrun_variables
 from .rank_process import LAUNCHER, RankProcess, say
 
 __all__ = ["Launcher", "Script"]
@@ -127,24 +128,20 @@ class Launcher:
         made = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
-            "ROLE_RANK": str(rank),
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": size,
-            "ROLE_WORLD_SIZE": size,
-            "ROLE_NAME": "default",
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
             "MASTER_ADDR": _HOST,
             "MASTER_PORT": str(self._listening.getsockname()[1]),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RUN_ID": self._run_id,
-            "TORCHELASTIC_RESTART_COUNT": str(self._restarted[rank]),
-            "TORCHELASTIC_MAX_RESTARTS": str(self._restarts),
             STORE: f"{_HOST}:{self._store.port}/{self._run_id}",
             LAUNCHER: str(os.getpid()),
             # A pipe is no terminal, and what a dead rank held back would be lost.
             "PYTHONUNBUFFERED": "1",
         }
+        options = TorchOptions(run_id=self._run_id, restarts=self._restarted[rank])
+        made |= torchrun_variables(options, made, [_HOST], _HOST)
+        # Here torch's store is the launcher's, and the number has an end.
+        made["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        made["TORCHELASTIC_MAX_RESTARTS"] = str(self._restarts)
         if self._size > 1:
             # As torchrun does: the ranks share the cores.
             made["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")

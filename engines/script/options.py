@@ -1,13 +1,17 @@
-"""JobOptions: where a script's job listens, and what a notebook may do."""
+"""JobOptions: where a script's job listens, and what a notebook may do.
+
+And the arguments of commands that name a script.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["JobOptions"]
+__all__ = ["JobOptions", "add_script"]
 
 #: Values of a variable that mean no.
 _NO = ("", "0", "false", "no", "off")
@@ -61,3 +65,14 @@ def _is_unspecified(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a name
         return False
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Add the script, ``-m`` for a module, and the arguments that are its own."""
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is a module's name"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the script, e.g. train.py")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the arguments of the script"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from rankscope.backends import parent_end
 from rankscope.backends.stores.process_end import describe_exit_code
 
 __all__ = ["LAUNCHER", "RankProcess", "end_with_launcher", "say"]
@@ -22,8 +22,6 @@ __all__ = ["LAUNCHER", "RankProcess", "end_with_launcher", "say"]
 #: The variable with the pid of a rank's launcher, for the rank alone.
 LAUNCHER = "RANKSCOPE_LAUNCHER_PID"
 
-# Of `prctl`: the signal that this process gets at the end of its parent.
-_PR_SET_PDEATHSIG = 1
 #: Seconds that output is read after the end of a rank: a child of it may hold the pipe.
 _OUTPUT_WAIT = 5.0
 # A progress bar goes back to the start of its line.
@@ -42,11 +40,8 @@ def say(text: str) -> None:
 def end_with_launcher() -> None:
     """Have the kernel kill this process, a rank, when its launcher has ended."""
     launcher = os.environ.pop(LAUNCHER, None)
-    if launcher is None:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(launcher):
-        os._exit(1)
+    if launcher is not None:
+        parent_end.end_with(int(launcher))
 
 
 class RankProcess:

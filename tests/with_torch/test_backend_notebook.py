@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ExecutionError
-from tests.with_torch.cells import WAIT, run, values
+from tests.with_torch.cells import WAIT, run, two_that_report, values
 
 pytestmark = pytest.mark.in_order
 
@@ -42,19 +42,10 @@ def cluster(
     _module_leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """Two ranks with torch over Rankscope, which write reports."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RANKSCOPE_REPORT", str(tmp_path_factory.mktemp("reports")))
-        with Cluster.start(2, torch="rankscope", backend="tcp", timeout=77) as started:
-            run(started, BEGIN)
-            yield started
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for `condition`."""
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with two_that_report(
+        tmp_path_factory, BEGIN, "rankscope", backend="tcp", timeout=77
+    ) as started:
+        yield started
 
 
 def hang(cluster: Cluster, rank: int) -> Callable[[], str]:
@@ -65,7 +56,7 @@ def hang(cluster: Cluster, rank: int) -> Callable[[], str]:
         groups = cluster.status(fresh=True).ranks[rank].groups
         return bool(groups[0].in_flight)
 
-    until(in_flight)
+    until(in_flight, WAIT)
 
     def error() -> str:
         with pytest.raises(ExecutionError) as caught:

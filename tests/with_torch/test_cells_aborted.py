@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Cluster, ExecutionError
-from tests.with_torch.cells import WAIT, run, values
+from tests.with_torch.cells import WAIT, run, two_that_report, values
 
 MODEL = """
     torch.manual_seed(0)
@@ -30,19 +31,8 @@ def cluster(
     _module_leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """Two ranks of torch, which write reports, shared by the tests of this module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RANKSCOPE_REPORT", str(tmp_path_factory.mktemp("reports")))
-        with Cluster.start(2, torch="gloo") as started:
-            run(started, MODEL)
-            yield started
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for `condition`."""
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with two_that_report(tmp_path_factory, MODEL, "gloo") as started:
+        yield started
 
 
 def in_flight(cluster: Cluster, name: str, rank: int) -> bool:
@@ -56,7 +46,7 @@ def test_a_hang_in_backward_is_aborted_and_the_model_trains_on(
 ) -> None:
     run(cluster, "train(2)")
     hanging = cluster.execute("if rank == 0:\n    train(1)")
-    until(lambda: in_flight(cluster, "default_pg", 0))
+    until(lambda: in_flight(cluster, "default_pg", 0), WAIT)
     began = time.monotonic()
     cluster.abort("default_pg", "a branch that rank 1 does not take")
     with pytest.raises(ExecutionError) as caught:
@@ -97,14 +87,16 @@ def test_an_op_that_torch_gives_up_says_why_it_hung(cluster: Cluster) -> None:
         "else: dist.broadcast(x, 0, group=short)",
         cell=9,
     )
-    until(lambda: in_flight(cluster, "short", 0) and in_flight(cluster, "short", 1))
+    until(
+        lambda: in_flight(cluster, "short", 0) and in_flight(cluster, "short", 1), WAIT
+    )
     verdicts: list[Verdict] = []
 
     def found() -> bool:
         verdicts[:] = cluster.diagnose()
         return bool(verdicts)
 
-    until(found)
+    until(found, WAIT)
     # What the watch of a notebook does.
     cluster.tell_ranks(verdicts)
     assert cell.wait(WAIT)
@@ -136,7 +128,7 @@ def test_a_rank_that_comes_too_late_learns_who_has_timed_out(cluster: Cluster) -
     first = cluster.execute(op, ranks=[0], cell=9)
     assert first.wait(WAIT)
     ended = time.monotonic()
-    until(lambda: time.monotonic() > ended + 1.2)
+    until(lambda: time.monotonic() > ended + 1.2, WAIT)
     second = cluster.execute(op, ranks=[1], cell=10)
     assert second.wait(WAIT)
     assert second.errors[1].ename == "DistBackendError"

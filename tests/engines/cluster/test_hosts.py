@@ -148,7 +148,7 @@ def test_options_of_hosts_without_hosts() -> None:
 
 def test_a_host_says_why_it_cannot_connect() -> None:
     """To several targets at once, of which one does not answer at all."""
-    listener = fork_server._listen_towards("127.0.0.1", 9)
+    listener = fork_server._listen_towards("127.0.0.1")
     silent = socket.create_server(("127.0.0.1", 0), backlog=0)
     # The queue of what has connected is full.
     queued = [socket.socket() for _ in range(2)]
