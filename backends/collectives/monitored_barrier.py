@@ -119,7 +119,7 @@ def _key(work: Work, what: int | str) -> str:
 
 
 def _await(pg: ProcessGroup, work: Work, key: str, deadline: float) -> bool:
-    while not work.is_completed():
+    while not work.state.is_terminal:
         left = deadline - time.monotonic()
         try:
             pg.store.wait([key], timeout=max(0.0, min(_SLICE, left)))

@@ -96,7 +96,7 @@ class _Exchange:
     def begin(self) -> None:
         """Send what this rank has; the rest follows on a thread of its own."""
         # An abort ends the Work alone: its parts are in no list of the group.
-        self._work.add_done_callback(self._end_parts)
+        self._work._when_over(self._end_parts)
         try:
             send, recv = self._backend.send, self._backend.recv
             heads = [
@@ -128,7 +128,7 @@ class _Exchange:
             self._check_headers()
             bodies[self._backend.rank] = self._entries
             total = self._sum([bodies[rank] for rank in range(self._backend.size)])
-            if not self._work.is_completed():
+            if not self._work.state.is_terminal:
                 _store(total, self._tensor)
         except Exception as error:  # noqa: BLE001 - it belongs to the Work
             self._work.mark_failed(error)
@@ -140,7 +140,7 @@ class _Exchange:
             part = method(data, peer, self._tag)
             part.detach()
             self._parts.append(part)
-            if self._work.is_completed():
+            if self._work.state.is_terminal:
                 self._end_parts(self._work)
             return part
 

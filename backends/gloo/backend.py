@@ -295,7 +295,7 @@ def _await(part: Work, whole: Work) -> None:
     def end(whole: Work) -> None:
         part.mark_failed(DistBackendError(f"{whole.op_type.value} has been ended"))
 
-    whole.add_done_callback(end)
+    whole._when_over(end)
     part.wait()
 
 

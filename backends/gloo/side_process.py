@@ -238,7 +238,7 @@ class SideProcess:
 
     def _perform(self, work: Work, task: Callable[[], None]) -> Exception | None:
         """Run a task; return the error that concerns its Work alone."""
-        if work.is_completed():
+        if work.state.is_terminal:
             return None
         work.mark_started()
         try:

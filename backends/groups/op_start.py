@@ -93,7 +93,7 @@ def start(current: Generation, record: Record | Batch, op: Op) -> Work:
     work.op_type = op.kind
     work.timed = current.timing
     try:
-        if not work.is_completed():
+        if not work.state.is_terminal:
             current.status.in_flight[record.op_id] = work
         if current.loss is not None:
             work.hold_failures()
@@ -171,7 +171,7 @@ class PendingOp(Work):
         """End as `work` ends, which runs this op, alone or with others."""
         self.issued = work
         self.timed = work.timed
-        work.add_done_callback(self._settle)
+        work._when_over(self._settle)
 
     def _settle(self, work: Work) -> None:
         error = work._exception

@@ -69,7 +69,7 @@ class MessageWork(Work):
     def detach(self) -> None:
         """Have the process's thread drive it, as no thread waits for it."""
         self.queue.advance()
-        if not self.is_completed():
+        if not self._state.is_terminal:
             progress.add(self.queue)
 
     def _block(self, timeout: float | None) -> bool:
@@ -333,7 +333,7 @@ class MessageQueue:
         """Wait until something may have come for `work`, `timeout` seconds at most."""
         transport = self._transport
         # A thread that ended the Work before arm() has woken no waiter.
-        if self.arm() and transport is not None and not work.is_completed():
+        if self.arm() and transport is not None and not work.state.is_terminal:
             transport.sleep(timeout, idle)
 
     def arm(self) -> bool:

@@ -67,11 +67,11 @@ class NCCLWork(Work):
         if timeout is not None or self.blocking or launch is None:
             return self._finish(timeout)
         self._note_waited()
-        if not self.is_completed():
+        if not self._state.is_terminal:
             launch.stream.join(launch, self.is_completed)
             self.returned_early = True
             # An abort closes the stream before any kernel ends.
-            if launch.stream.healthy and not self.is_completed():
+            if launch.stream.healthy and not self._state.is_terminal:
                 return True
         return self._finish(None)
 
@@ -127,9 +127,9 @@ class NCCLWork(Work):
     def poll(self) -> bool:
         # The device may have finished the op while no thread could look: code of the
         # user's that keeps the GIL delays the progress thread and the watchdog alike.
-        if not self.is_completed():
+        if not self._state.is_terminal:
             progress.poll(LOOK_WAIT)
-        return self.is_completed()
+        return self._state.is_terminal
 
     def begun_ns(self, oldest: bool) -> int:
         if self.started_ns:

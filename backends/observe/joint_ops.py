@@ -14,6 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ..work.op_type import spec_of
+from ..work.record_fields import UNSEEN
 from .records import Record, position
 
 __all__ = [
@@ -50,7 +51,7 @@ class Entry(NamedTuple):
 
     entered: int
     left: int
-    #: When the rank began to wait for its end; 0: it did not.
+    #: When the rank began to wait for its end; 0: it did not, as far as is seen.
     waited: int
     #: Ns outside of every op since the rank left the collective before.
     own: int
@@ -69,7 +70,7 @@ class Entry(NamedTuple):
         return cls(
             entered,
             record["time_ended_ns"],
-            record["time_waited_ns"],
+            max(0, record["time_waited_ns"]),
             entered - left_before - found.blocked,
             left_before,
             found.excused,
@@ -104,7 +105,8 @@ def followed(records: Iterable[Record]) -> Iterator[Followed]:
     since: dict[tuple[str, int], tuple[Record, int, bool]] = {}
     for record in records:
         key = record["group_id"], record["generation"]
-        unequal, unknown = _is_unequal(record), bool(why_unknown(record))
+        unequal = _is_unequal(record)
+        unknown = bool(why_unknown(record)) or record["time_waited_ns"] == UNSEEN
         # Where a root does not wait for the others, or they not for each other, who is
         # late is not known.
         joint = spec_of(record["op"]).joint
@@ -140,7 +142,7 @@ def _is_empty(record: Record) -> bool:
 
 def _blocked(record: Record) -> int:
     began = record.get("time_waited_ns") or 0
-    return max(0, record["time_ended_ns"] - began) if began else 0
+    return max(0, record["time_ended_ns"] - began) if began > 0 else 0
 
 
 # -- clocks --------------------------------------------------------------------------

@@ -104,9 +104,7 @@ def _failable(work: Work, outputs: Sequence[torch.Tensor]) -> torch.futures.Futu
         return outputs
 
     future = over.then(outcome)
-    work.add_done_callback(
-        lambda _: callback_threads.submit(lambda: over.set_result(None))
-    )
+    work._when_over(lambda _: callback_threads.submit(lambda: over.set_result(None)))
     return future
 
 
@@ -120,10 +118,10 @@ class OpFuture(_Future):
         if self.backward is not None:
             # An op that is over, too: its callbacks have their turn, on all ranks.
             self.backward.pending.append(self)
-        elif work.is_completed():
+        elif work.state.is_terminal:
             self.settle()
         else:
-            work.add_done_callback(lambda _: callback_threads.submit(self.settle))
+            work._when_over(lambda _: callback_threads.submit(self.settle))
 
     def settle(self) -> None:
         """End as the op has ended."""
@@ -136,7 +134,7 @@ class OpFuture(_Future):
         try:
             self.work.wait()
         finally:
-            if self.work.is_completed():
+            if self.work.state.is_terminal:
                 self.settle()
 
 
@@ -220,7 +218,7 @@ class Backward:
         try:
             oldest.work.wait()
         finally:
-            if oldest.work.is_completed():
+            if oldest.work.state.is_terminal:
                 oldest.settle()
         failure, self.failure = self.failure, None
         if failure is not None:

@@ -42,16 +42,22 @@ class _Composite(Work):
         deadline = None if timeout is None else time.monotonic() + timeout
         for part in self.parts:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not part.is_completed() and not part._block(left):
+            if not part.state.is_terminal and not part._block(left):
                 return False
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return super()._block(left)
 
     def _note_wait(self) -> None:
         for part in self.parts:
-            if not part.is_completed():
+            if not part.state.is_terminal:
                 part._note_wait()
         super()._note_wait()
+
+    def _note_unseen(self) -> None:
+        for part in self.parts:
+            if not part.state.is_terminal:
+                part._note_unseen()
+        super()._note_unseen()
 
     def poll(self) -> bool:
         for part in self.parts:
@@ -95,7 +101,7 @@ def chain(
             said = done._result if result is None else result
             outer.mark_completed(said, started_ns=done.started_ns)
 
-    inner.add_done_callback(follow)
+    inner._when_over(follow)
     return outer
 
 
@@ -133,7 +139,7 @@ def join(parts: Sequence[Work], op_type: OpType, result: Any = None) -> Work:
             outer.mark_completed(result)
 
     for part in parts:
-        part.add_done_callback(follow)
+        part._when_over(follow)
     if not parts:
         outer.mark_completed(result)
     return outer
@@ -169,7 +175,7 @@ def create_work_from_future(
     >>> import concurrent.futures
     >>> future = concurrent.futures.Future()
     >>> work = dist.create_work_from_future(future)
-    >>> work.is_completed()
+    >>> work.state.is_terminal
     False
     >>> future.set_result(3)
     >>> work.wait(), work.result()
@@ -235,7 +241,7 @@ def create_work_from_call(
     work = Work(op_type)
 
     def run() -> None:
-        if work.is_completed():
+        if work.state.is_terminal:
             return
         work.mark_started()
         try:

@@ -18,13 +18,18 @@ __all__ = ["Future", "collect_all", "wait_all"]
 
 _log = logging.getLogger(__name__)
 
+# As Future.done(), where it is not the program that asks.
+_is_done = concurrent.futures.Future.done
+
 
 class _Waiter(Protocol):
-    """What a future waits for; see `Work._block` and `Work._note_wait`."""
+    """What a future waits for; see the methods of `Work`."""
 
     def _block(self, timeout: float | None) -> bool: ...
 
     def _note_wait(self) -> None: ...
+
+    def _note_unseen(self) -> None: ...
 
 
 class Future(concurrent.futures.Future[Any]):
@@ -53,6 +58,15 @@ class Future(concurrent.futures.Future[Any]):
     def __init__(self, waits_for: _Waiter | None = None) -> None:
         super().__init__()
         self._waits_for = waits_for
+        #: The futures that this one is made of, until it is done.
+        self._parts: Sequence[Future] = ()
+
+    def done(self) -> bool:
+        """Return whether the future has its value, or an error, or is cancelled."""
+        over = _is_done(self)
+        if not over:
+            self._note_unseen()
+        return over
 
     def wait(self, timeout: float | None = None) -> Any:
         """Block until the future is done; return its value, or raise its error.
@@ -77,7 +91,7 @@ class Future(concurrent.futures.Future[Any]):
         DistBackendError
             The future is not done.
         """
-        if not self.done():
+        if not _is_done(self):
             raise DistBackendError("the future has no value yet: wait() first")
         return super().result()
 
@@ -93,8 +107,10 @@ class Future(concurrent.futures.Future[Any]):
             Gets this future; what it returns is the value of the new one.
         """
         chained = Future()
+        chained._parts = (self,)
 
         def run(done: Future) -> None:
+            chained._parts = ()
             if not chained.set_running_or_notify_cancel():
                 return
             try:
@@ -104,7 +120,7 @@ class Future(concurrent.futures.Future[Any]):
             else:
                 chained.set_result(value)
 
-        self.add_done_callback(run)
+        self._when_done(run)
         return chained
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
@@ -117,8 +133,13 @@ class Future(concurrent.futures.Future[Any]):
         fn : callable
             Gets this future.
         """
+        self._when_done(fn)
+        if not _is_done(self):
+            self._note_unseen()
+
+    def _when_done(self, fn: Callable[[Any], object]) -> None:
         call: Callable[[], object] = partial(contextvars.copy_context().run, fn, self)
-        if not self.done():
+        if not _is_done(self):
             super().add_done_callback(lambda _: callback_threads.submit(call))
             return
         try:
@@ -148,20 +169,33 @@ class Future(concurrent.futures.Future[Any]):
 
     def _block(self, timeout: float | None) -> float | None:
         """Wait for the Work, if there is one; return what is left of `timeout`."""
+        self._note_wait()
         # It may be the waiter who makes the op advance.
-        if self._waits_for is None or self.done():
+        if self._waits_for is None or _is_done(self):
             return timeout
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._waits_for._note_wait()
         self._waits_for._block(timeout)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def _note_wait(self) -> None:
+        """Note that somebody waits for the ops that end this future."""
+        if not _is_done(self):
+            for one in self._ends_with():
+                one._note_wait()
+
+    def _note_unseen(self) -> None:
+        """Note that somebody may wait for them where it is not seen; see `Work`."""
+        for one in self._ends_with():
+            one._note_unseen()
+
+    def _ends_with(self) -> Sequence[Future | _Waiter]:
+        return self._parts if self._waits_for is None else (self._waits_for,)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """``await future``: suspend the task, not the thread; returns the value."""
         import asyncio  # takes 25 ms, and a program that awaits has it
 
-        if self._waits_for is not None and not self.done():
-            self._waits_for._note_wait()
+        self._note_wait()
         # Without a thread for callbacks: the event loop has one.
         relay: concurrent.futures.Future[Any] = concurrent.futures.Future()
         super().add_done_callback(lambda _: _pass_on(self, relay))
@@ -196,6 +230,7 @@ def collect_all(futures: Sequence[Future]) -> Future:
         Its value is the list of futures, not of their values, as in ``torch.futures``.
     """
     collected, lock, left = Future(), threading.Lock(), len(futures)
+    collected._parts = tuple(futures)
 
     def follow(done: concurrent.futures.Future[Any]) -> None:
         nonlocal left
@@ -206,8 +241,9 @@ def collect_all(futures: Sequence[Future]) -> Future:
         )
         with lock:
             left -= 1
-            if collected.done() or (left and error is None):
+            if _is_done(collected) or (left and error is None):
                 return
+            collected._parts = ()
             if error is None:
                 collected.set_result(list(futures))
             else:

@@ -34,7 +34,7 @@ class OpHook:
     def watch(self, record: Record, work: Work) -> None:
         """Run `post` when `work` has ended."""
         if self._post is not None and self._group in (None, record.group):
-            work.add_done_callback(lambda done: self._after(record, done))
+            work._when_over(lambda done: self._after(record, done))
 
     def _after(self, record: Record, work: Work) -> None:
         assert self._post is not None

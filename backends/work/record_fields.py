@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Course", "Frame", "Splits", "newest", "record_fields"]
+__all__ = ["UNSEEN", "Course", "Frame", "Splits", "newest", "record_fields"]
 
 #: File, line and function.
 Frame = tuple[str, int, str]
@@ -13,6 +13,10 @@ Frame = tuple[str, int, str]
 #: The rows that a rank receives from each rank of its group, and those that it sends;
 #: an empty list where all parts are of one size.
 Splits = tuple[Sequence[int], Sequence[int]]
+
+#: In place of the time since when an op is waited for: its caller polled it, or had a
+#: callback called at its end, and may have waited for that.
+UNSEEN = -1
 
 T = TypeVar("T")
 
@@ -32,8 +36,8 @@ def record_fields(
     """Return a record, one of ours or of torch's, as plain data (JSON-able).
 
     The keywords are what the two have in different forms. A time of 0 is not known.
-    `waited_ns` is when its caller began to wait for it; 0: it did not wait, ``None``:
-    that is not known.
+    `waited_ns` is when its caller began to wait for it; 0: it did not wait, `UNSEEN`,
+    or ``None``: its library does not record that.
     `name_source` returns what people read for a line.
     """
 

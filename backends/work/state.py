@@ -119,7 +119,7 @@ class OpRecord(Protocol):
     #: Whether somebody has waited for the op, or will be called at its end.
     waited: bool
     #: When it was issued, and when a thread began to wait for it while it was in
-    #: flight; 0: none has.
+    #: flight; 0: none has; `UNSEEN`.
     created_ns: int
     waited_ns: int
 

@@ -22,6 +22,7 @@ from ..errors import (
 from ..quantities import as_seconds
 from .future import Future
 from .op_type import OpType
+from .record_fields import UNSEEN
 from .state import COMPLETED, SCHEDULED, STARTED, Failures, OpRecord, WorkState
 from .unwaited import unwaited
 
@@ -132,7 +133,10 @@ class Work:
 
     def is_completed(self) -> bool:
         """Return whether the op is over, well or not (``c10d::Work::isCompleted``)."""
-        return self._state.is_terminal
+        over = self._state.is_terminal
+        if not over:
+            self._note_unseen()
+        return over
 
     def is_success(self) -> bool:
         """Return whether the op is over and went well."""
@@ -276,7 +280,7 @@ class Work:
 
         The watchdog calls this before it times the op out. May block for a moment.
         """
-        return self.is_completed()
+        return self._state.is_terminal
 
     def begun_ns(self, oldest: bool) -> int:
         """Return when the op's timeout began to count (``time.time_ns``); 0: not yet.
@@ -318,7 +322,7 @@ class Work:
                 else:
                     future.set_result(work._outputs())
 
-        self.add_done_callback(settle)
+        self._when_over(settle)
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -371,6 +375,12 @@ class Work:
         >>> ended.wait(5)
         True
         """
+        self._when_over(callback)
+        if not self._state.is_terminal:
+            self._note_unseen()
+
+    def _when_over(self, callback: Callable[[Work], None]) -> None:
+        """As `add_done_callback`, for a callback that no caller waits for."""
         self._note_waited()
         with self._lock:
             if not self._state.is_terminal:
@@ -446,8 +456,17 @@ class Work:
     def _note_wait(self) -> None:
         """Note since when somebody waits for the op, which is in flight."""
         record = self.record
-        if record is not None and not record.waited_ns:
+        if record is not None and record.waited_ns <= 0:
             record.waited_ns = time.time_ns()
+
+    def _note_unseen(self) -> None:
+        """Note that somebody may wait for the op where it is not seen.
+
+        A program that polls does, and one that has a callback set an event.
+        """
+        record = self.record
+        if record is not None and not record.waited_ns:
+            record.waited_ns = UNSEEN
 
     def _mark_observed(self) -> None:
         """Mark the error, if any, as observed by the caller; see `async_errors`."""

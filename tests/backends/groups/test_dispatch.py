@@ -23,6 +23,8 @@ import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.world import world
 from rankscope.backends.work.flight_recorder import Record, recorder
+from rankscope.backends.work.future import collect_all
+from rankscope.backends.work.record_fields import UNSEEN
 from tests.backends.manual import Manual, OnDevice
 
 
@@ -123,8 +125,11 @@ async def _await(work: dist.Work) -> None:
         lambda work: work.wait(),
         lambda work: work.get_future().result(),
         lambda work: asyncio.run(_await(work)),
+        lambda work: work.get_future().then(str).then(str).wait(),
+        lambda work: collect_all([work.get_future().then(str)]).wait(),
+        lambda work: work.is_completed() or work.wait(),
     ],
-    ids=["wait", "future", "await"],
+    ids=["wait", "future", "await", "then", "collect_all", "wait after a look"],
 )
 def test_the_recorder_keeps_since_when_the_caller_waits(
     group: dist.ProcessGroup, wait: Callable[[dist.Work], object]
@@ -158,6 +163,28 @@ def test_the_recorder_keeps_since_when_the_caller_waits(
     thread.join()
     began, created = waited()
     assert began == created
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda work: work.is_completed(),
+        lambda work: work.get_future().done(),
+        lambda work: work.get_future().then(str).done(),
+        lambda work: work.add_done_callback(lambda _: None),
+        lambda work: work.get_future().add_done_callback(lambda _: None),
+    ],
+    ids=["poll", "future", "then", "callback", "callback of the future"],
+)
+def test_a_wait_that_is_not_seen_is_recorded_as_such(
+    group: dist.ProcessGroup, use: Callable[[dist.Work], object]
+) -> None:
+    work = dist.all_reduce(np.ones(2), async_op=True)
+    assert work is not None
+    use(work)
+    work.mark_completed()
+    assert work.wait()
+    assert recorder.dump()[-1]["time_waited_ns"] == UNSEEN
 
 
 def test_the_ring_is_of_fixed_size_and_keeps_no_array(group: dist.ProcessGroup) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rankscope.backends.observe.late_patterns import Pattern
 from rankscope.backends.observe.lateness import LateFinding, Lateness
+from rankscope.backends.work.record_fields import UNSEEN
 from tests.backends.observe.late_runs import Run
 
 #: What happened → rank → when it entered and left each all_reduce, in µs.
@@ -234,7 +235,10 @@ class TestNotBlamed:
         assert {one.group.name for one in found} == {"tp"}
         assert {one.ranks for one in found} == {(2,)}
 
-    @pytest.mark.parametrize("fields", [{"time_waited_ns": None}, {"backend": "nccl"}])
+    @pytest.mark.parametrize(
+        "fields",
+        [{"time_waited_ns": None}, {"time_waited_ns": UNSEEN}, {"backend": "nccl"}],
+    )
     def test_a_rank_that_may_have_waited_where_it_is_not_known(
         self, fields: dict[str, Any]
     ) -> None:
