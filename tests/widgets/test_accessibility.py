@@ -103,8 +103,10 @@ def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
         seen[name] = look()
     scene.model = BoardModel()
     # 24 ranks have a map.
-    scene.take(*simulated.hang(4 if theme is DARK else 24, 2), after=200)
+    scene.take(*simulated.hang(24, 2), after=200)
     scene.page.play(scene.model.full())
+    scene.page.board().locator(".squares").press("ArrowDown")
+    assert scene.texts("tip")
     seen["many ranks"] = look()
     scene.take(*two_groups())
     scene.page.board().get_by_role("tab", name="all").click()

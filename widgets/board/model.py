@@ -16,6 +16,7 @@ import functools
 import re
 from bisect import insort
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
@@ -228,7 +229,7 @@ class BoardModel:
         for group in self.groups:
             label = group.name
             if names.count(group.name) > 1:
-                label += f" ({format_ranks(group.ranks, '–')})"
+                label += f" ({_members(group.ranks)})"
             if group.library:
                 label += f" · {group.library}"
             verdicts = on_group(self.verdicts, group.key)
@@ -370,6 +371,14 @@ class BoardModel:
         for key in self._sent_rows.keys() - by_id.keys():
             del self._sent_rows[key]
         return found
+
+
+def _members(ranks: Sequence[int]) -> str:
+    """Return the ranks of a group in a few letters: ``0–7``, ``0,8…56``."""
+    steps = {after - rank for rank, after in pairwise(ranks)}
+    if len(ranks) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{ranks[0]},{ranks[1]}…{ranks[-1]}"
+    return format_ranks(ranks, "–")
 
 
 @functools.lru_cache(4096)

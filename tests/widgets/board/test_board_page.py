@@ -899,7 +899,7 @@ class TestMany:
         )
         # Far from the limit even where others use the machine too.
         assert page_ms < limit
-        assert scene.page.board().locator(".map i").count() == size
+        assert scene.page.board().locator(".squares").is_visible()
         # All of them go on alike, whatever op each is in.
         assert [row[0] for row in scene.page.rows()[1:]] == [f"{size} ranks"]
         scene.close()
@@ -928,8 +928,9 @@ class TestMany:
         assert (ranks()[:4], len(ranks())) == (["41", "63 ranks", "0", "1"], 65)
         press("63 ranks")
         assert ranks() == ["41", "63 ranks"]
-        # A square of the map leads to its row.
-        scene.page.board().locator(".map i").nth(60).click()
+        # A square of the map leads to its row: 41 stand in a line, of 24 px each.
+        squares = scene.page.board().locator(".squares")
+        squares.click(position={"x": 24 * 20 + 5, "y": 18 + 5})
         scene.page.play()
         assert len(ranks()) == 65
         press("63 ranks")
@@ -976,6 +977,66 @@ class TestMany:
         assert rows is not None
         assert row is not None
         assert rows["y"] < row["y"] < rows["y"] + rows["height"]
+        scene.close()
+
+
+class TestMap:
+    @staticmethod
+    def _hang() -> tuple[ClusterStatus, list[Verdict]]:
+        """Rank 9 of a mesh of 4 × 4 on two hosts is missing."""
+        status, verdicts = simulated.hang(16, 9)
+        ranks = [
+            replace(
+                one,
+                host=f"node-{one.rank // 8}",
+                memory=(one.rank + 1) << 30,
+                groups=(
+                    *one.groups,
+                    statuses.group("dp", range(one.rank % 4, 16, 4)),
+                    statuses.group(
+                        "tp", range(one.rank // 4 * 4, one.rank // 4 * 4 + 4)
+                    ),
+                ),
+            )
+            for one in status.ranks
+        ]
+        return replace(status, ranks=tuple(ranks)), verdicts
+
+    def test_keys_go_from_rank_to_rank_of_a_mesh(self, browser: Browser) -> None:
+        scene = Scene(browser, width=1000, height=700)
+        scene.take(*self._hang())
+        assert "rows: dp, columns: tp" in scene.texts("map")[0]
+        squares = scene.page.board().locator(".squares")
+        assert str(squares.get_attribute("aria-label")).startswith(
+            "map of 16 ranks: rank 9 not entered; "
+        )
+        tip = scene.page.board().locator(".map .tip")
+        squares.press("ArrowDown")
+        # The first key goes to who is at fault.
+        assert tip.inner_text().splitlines()[:3] == ["rank 9", "dp 2, tp 1", "idle"]
+        squares.press("ArrowDown")
+        squares.press("ArrowRight")
+        assert tip.inner_text().splitlines()[:2] == ["rank 14", "dp 3, tp 2"]
+        scene.page.board().get_by_label("colour of the map").select_option("memory")
+        assert "1 GiB\n16 GiB" in scene.texts("map")[0]
+        squares.press("Home")
+        assert tip.inner_text().splitlines()[-1] == "memory 1 GiB"
+        squares.press("Escape")
+        assert not tip.is_visible()
+        scene.close()
+
+    def test_without_a_mesh_it_shows_hosts(self, browser: Browser) -> None:
+        scene = Scene(browser, width=1000, height=700)
+        ranks = [replace(one, host=f"n{one.rank // 8}") for one in idle(32)]
+        scene.take(statuses.cluster(*ranks))
+        assert scene.texts("map")[0].endswith("by host")
+        squares = scene.page.board().locator(".squares")
+        squares.hover(position={"x": 30, "y": 5})
+        tip = scene.page.board().locator(".map .tip")
+        until(lambda: tip.inner_text().splitlines()[:2] == ["rank 0", "n0"])
+        # What is not known is no colour to choose.
+        options = scene.page.board().get_by_label("colour of the map")
+        assert options.inner_text().split("\n") == ["colour: state"]
         scene.close()
 
 

@@ -2,10 +2,10 @@
 
 import { OUTCOME_SHOWN, makeActions } from "./actions.js";
 import { makeBanner } from "./banner.js";
-import { mapText, standing } from "./cells.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { GroupList } from "./group_list.js";
 import { makeHost } from "./host.js";
+import { RankMap } from "./map.js";
 import { ALL, inOrder } from "./overview.js";
 import { goToLine } from "./places.js";
 import { Stacks } from "./stacks.js";
@@ -16,7 +16,6 @@ import { Timeline } from "./timeline.js";
 
 const TICK = 200; // ms between two updates of the elapsed times
 const REFRESH = 1_000; // ms between two requests for the rings, at least
-const MAP_FROM = 24; // number of ranks from which on the map is shown
 
 export class Board {
   constructor(store) {
@@ -59,9 +58,7 @@ export class Board {
     this.news = make("div", "news", null, { role: "alert" });
     this.news.hidden = true;
     this.tabs = new Tabs((id) => this.open(id));
-    this.map = make("div", "map", null, { role: "img" });
-    this.squares = [];
-    this.map.addEventListener("click", (event) => this.onMap(event));
+    this.map = new RankMap((rank) => this.table.reveal(rank, this.store.now()));
     this.table = new Table(this.store, goTo);
     this.tools = new TableTools(this.table);
     this.table.onLook = () => this.request();
@@ -77,7 +74,7 @@ export class Board {
     this.stacks = new Stacks(this);
     this.buttons = makeActions(this);
     this.body.append(
-      head, this.banner.element, this.news, this.stacks.element, this.tabs.element, this.map,
+      head, this.banner.element, this.news, this.stacks.element, this.tabs.element, this.map.element,
       this.tools.element, split, this.fold, this.timeline.element,
     );
     this.scrolled = 0;
@@ -166,28 +163,8 @@ export class Board {
     this.blamed = who;
   }
 
-  /** One square per rank, to find the conspicuous ones among many. */
   drawMap() {
-    const rows = this.store.rows.get(this.group) ?? new Map();
-    this.map.hidden = rows.size < MAP_FROM;
-    if (this.map.hidden) return;
-    const ranks = this.table.ranks();
-    while (this.squares.length > ranks.length) this.squares.pop().element.remove();
-    ranks.forEach((rank, place) => {
-      const cells = rows.get(rank);
-      const square = (this.squares[place] ??= { element: this.map.appendChild(make("i")) });
-      const about = `${standing(cells)} rank ${rank}: ${cells.verdict ?? cells.state}`;
-      if (square.about === about) return;
-      square.about = about;
-      square.element.className = standing(cells);
-      square.element.title = about.slice(about.indexOf("rank"));
-    });
-    setAttribute(this.map, "aria-label", mapText(rows));
-  }
-
-  onMap(event) {
-    const place = this.squares.findIndex(({ element }) => element === event.target);
-    if (place >= 0) this.table.reveal(this.table.ranks()[place], this.store.now());
+    this.map.update(this.table.rowsOf(), this.store.groups);
   }
 
   // -- groups ----------------------------------------------------------------
@@ -280,6 +257,7 @@ export class Board {
   resize() {
     const room = this.table.element.clientWidth;
     this.table.resize(room);
+    this.map.resize(this.body.clientWidth - 10);
     if (this.timeline.open) this.timeline.resize(this.timeline.scroll.clientWidth);
     this.request();
   }

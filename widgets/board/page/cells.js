@@ -30,7 +30,8 @@ export function mapText(rows) {
   const alike = new Map();
   for (const [rank, { blame, verdict, state }] of rows) {
     const key = `${blame ? 0 : 1} ${verdict ?? state}`;
-    alike.set(key, [...(alike.get(key) ?? []), rank]);
+    if (!alike.has(key)) alike.set(key, []);
+    alike.get(key).push(rank);
   }
   const parts = [...alike].sort(([one], [other]) => Math.sign(one[0] - other[0]));
   const texts = parts.slice(0, TOLD).map(([key, ranks]) => `${nameRanks(ranks)} ${key.slice(2)}`);

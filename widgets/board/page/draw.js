@@ -1,43 +1,13 @@
 // Drawing the timeline: only the visible lanes and bars.
 
+import { DARK, clip, colours, sized } from "./canvas.js";
 import { GUTTER, tickText, ticks } from "./scale.js";
 import { W, endOf, isRunning } from "./works.js";
 
 export const AXIS = 20; // px for the times above
-const DARK = "#1a1a1a"; // on the orange of what is in flight, in any theme
 const HEAD = 6; // px of the head of an arrow
 const STUB = 16; // px to the right of an arrow whose other end is not there
 const MOST_ARROWS = 300; // in sight; more would cover the bars
-
-function colours(element) {
-  const style = getComputedStyle(element);
-  const get = (name) => style.getPropertyValue(name).trim();
-  return {
-    text: get("--rs-fg"),
-    quiet: get("--rs-quiet"),
-    line: get("--rs-line"),
-    accent: get("--rs-accent"),
-    late: get("--rs-warn"),
-    bad: get("--rs-error"),
-    badText: get("--rs-error-text"),
-    ground: get("--rs-ground"),
-    font: `10px ${style.fontFamily}`,
-  };
-}
-
-/** Set the size of a canvas to its size on the page; return its context, in px. */
-function sized(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1;
-  const [w, h] = [Math.round(width * scale), Math.round(height * scale)];
-  if (canvas.width !== w || canvas.height !== h) {
-    canvas.width = w;
-    canvas.height = h;
-  }
-  const pen = canvas.getContext("2d");
-  pen.setTransform(scale, 0, 0, scale, 0, 0);
-  pen.clearRect(0, 0, width, height);
-  return pen;
-}
 
 export function drawTimeline(view) {
   if (!view.width) return;
@@ -179,14 +149,6 @@ function isSame(one, other) {
 /** The first of some texts that fits. */
 function fitting(pen, texts, room) {
   return texts.find((text) => pen.measureText(text).width <= room);
-}
-
-/** The beginning of a text that fits; nothing if it is too short to read. */
-function clip(pen, text, room) {
-  if (pen.measureText(text).width <= room) return text;
-  let end = text.length;
-  while (end > 0 && pen.measureText(`${text.slice(0, end)}…`).width > room) end--;
-  return end >= 4 ? `${text.slice(0, end)}…` : "";
 }
 
 /** A rank that has not entered a collective: a dashed outline while others wait. */

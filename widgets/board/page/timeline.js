@@ -6,6 +6,7 @@ import { AXIS, drawTimeline } from "./draw.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { GUTTER, panned, timeAt, xOf, zoomed } from "./scale.js";
 import { ALL } from "./overview.js";
+import { Tip } from "./tip.js";
 import {
   W, describeMessages, describeWork, extentOf, isRunning, lanesOf, messagesOf, nearest,
   recentOf, twinOf, workNear,
@@ -62,8 +63,7 @@ export class Timeline {
     this.scroll = make("div", "scroll");
     this.scroll.append(this.axis, this.canvas);
     this.detail = make("div", "detail", null, { "aria-live": "polite" });
-    this.tip = make("div", "tip", null, { "aria-hidden": "true" });
-    this.tip.hidden = true;
+    this.tip = new Tip({ "aria-hidden": "true" });
     const legend = make("div", "legend quiet");
     for (const [name, about] of [
       ["waits", "waits for the last rank"],
@@ -79,7 +79,7 @@ export class Timeline {
       if (name === "message") this.messageKey = item;
       legend.append(item);
     }
-    this.element.append(tools, this.scroll, legend, this.detail, this.tip);
+    this.element.append(tools, this.scroll, legend, this.detail, this.tip.element);
     this.listen();
   }
 
@@ -247,7 +247,7 @@ export class Timeline {
   }
 
   leave() {
-    this.tip.hidden = true;
+    this.tip.hide();
     if (this.pointed) {
       this.pointed = null;
       this.request();
@@ -348,20 +348,12 @@ export class Timeline {
   }
 
   showTip(found, event) {
-    this.tip.hidden = found === null;
-    if (found === null) return;
+    if (found === null) {
+      this.tip.hide();
+      return;
+    }
     const { title, facts } = this.describe(found);
-    this.tip.replaceChildren(make("b", "", title));
-    for (const fact of facts) this.tip.append(make("div", "", fact));
-    const box = this.element.getBoundingClientRect();
-    const x = event.clientX - box.left + 14;
-    // Above the pointer where there is no room below: outputs are cut off there.
-    const end = this.element.parentElement.getBoundingClientRect().bottom;
-    const below = event.clientY + 16 + this.tip.offsetHeight <= end;
-    const y = event.clientY - box.top + (below ? 16 : -8 - this.tip.offsetHeight);
-    const room = box.width - this.tip.offsetWidth - 4;
-    this.tip.style.left = `${Math.max(0, Math.min(x, room))}px`;
-    this.tip.style.top = `${y}px`;
+    this.tip.show(title, facts, { x: event.clientX, y: event.clientY });
   }
 
   export() {
