@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from rankscope.engines import ClusterStatus, FlightRecords
+from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
+from rankscope.engines.cluster.profiling import Sampling
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.status import GroupStatus, OpStatus, Summary
 from rankscope.engines.wire.status_codec import decode, encode
@@ -85,6 +86,9 @@ class _Ranks:
         self, ranks: Iterable[int], *, last: int | None = None, timeout: float = 5.0
     ) -> FlightRecords:
         return FlightRecords()
+
+    def start_sampling(self, ranks: Iterable[int], *, seconds: float) -> Sampling:
+        raise ClusterError("these ranks have no process")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
         self._callback = callback

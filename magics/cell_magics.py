@@ -52,6 +52,7 @@ class CellMagics:
             command.fail("--late waits for the end of the cell: leave out --async")
         began = time.time()
         with reported(command):
+            sampling = cluster.start_sampling(ranks) if values["late"] else None
             execution = cluster.execute(
                 numbered(self.shell, cell),
                 ranks=ranks,
@@ -62,10 +63,15 @@ class CellMagics:
         heading = ""
         if in_mode:
             heading = f"on {name_ranks(execution.ranks)} · %dist_mode off ends this"
-        found = self._follow(cluster, values, execution, heading)
-        if values["late"]:
+        try:
+            found = self._follow(cluster, values, execution, heading)
+        except BaseException:
+            if sampling is not None:
+                sampling.stop()
+            raise
+        if sampling is not None:
             with reported(command):
-                print(lateness_text(cluster.lateness(since=began)))
+                print(lateness_text(cluster.lateness(since=began), sampling.take()))
         return found
 
     def _follow(

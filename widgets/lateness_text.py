@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from rankscope.backends.observe.lateness import GroupLateness, Lateness, RankLateness
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines.cluster.lateness import late_lines
+from rankscope.engines.cluster.lateness import late_lines, located
+from rankscope.engines.cluster.profiling import Profile
 
 from .tables import Column, Row, lines
 from .units import duration_text
@@ -24,9 +25,10 @@ COLUMNS = (
 MOST = 16
 
 
-def lateness_text(lateness: Lateness) -> str:
-    """Return a table for each group, and what is certain."""
-    groups, certain = lateness.groups(), late_lines(lateness.findings())
+def lateness_text(lateness: Lateness, profile: Profile) -> str:
+    """Return a table for each group, and what is certain; `profile`: of that time."""
+    groups = lateness.groups()
+    certain = late_lines(located(lateness.findings(), profile))
     if not groups:
         return "no rank was late: no collective that all ranks of a group enter"
     out = [line for group in groups for line in _table(group)]

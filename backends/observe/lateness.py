@@ -46,6 +46,8 @@ RECENT = (20, 60, KEPT)
 LINES, GROUPS = 32, 64
 #: The part of their time that the others have to wait.
 WORTH = 0.03
+#: The patterns in which it is of interest where the late ranks are meanwhile.
+LOCATED = frozenset({Pattern.STEADY, Pattern.HOST, Pattern.TURNS})
 #: An op that takes this many times as long as most has a pause before it, as between
 #: two cells of a notebook.
 PAUSE = 10
@@ -89,6 +91,12 @@ class LateFinding:
     clock_error: float = 0.0
     #: The hosts of the late ranks, of `Pattern.HOST`.
     hosts: tuple[str, ...] = ()
+    #: Rank → from when to when the others waited for it, in ns on its own clock.
+    windows: Mapping[int, Sequence[tuple[int, int]]] = field(
+        default_factory=dict, repr=False
+    )
+    #: Where the late ranks are meanwhile, if their stacks were sampled and it is known.
+    meanwhile: str = ""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -115,6 +123,8 @@ class LateFinding:
         if self.clock_error:
             within = milliseconds(self.clock_error)
             said += f" (the clocks of the hosts agree within {within})"
+        if self.meanwhile:
+            said += f"; meanwhile {self.meanwhile}"
         return said
 
 
@@ -375,7 +385,19 @@ def _finding(
         share,
         clocks.error / 1e9,
         hosts_of(late, ops[-1], clocks) if pattern is Pattern.HOST else (),
+        _windows(shape) if pattern in LOCATED else {},
     )
+
+
+def _windows(shape: Shape) -> dict[int, list[tuple[int, int]]]:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for one, those in shape.hits:
+        by = one.by(those)
+        for rank in those:
+            entry = one.op[rank]
+            begins = max(entry.entered - by, entry.left_before)
+            found.setdefault(rank, []).append((begins, entry.entered))
+    return found
 
 
 def milliseconds(seconds: float) -> str:

@@ -6,6 +6,7 @@ import linecache
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -19,6 +20,8 @@ _OWN = "rankscope-"
 #: Packages that start threads in an engine, also later: zmq's garbage collector.
 _JUPYTER = ("IPython", "ipykernel", "ipyparallel", "zmq")
 _PACKAGE = f"{__name__.partition('.')[0]}."
+#: Looks of a sampler whose time is kept.
+_COURSE = 2_000
 #: Characters of a source line that are kept.
 _LONGEST = 160
 
@@ -161,6 +164,9 @@ class Stacks(NamedTuple):
     looks: int
     #: Stack → the seconds that its thread spent there.
     weights: list[tuple[Stack, float]]
+    #: Of the last looks: when (``time.time_ns``), and which of `weights` has the stack
+    #: of the main thread.
+    course: list[tuple[int, int]]
 
 
 class StackSampler:
@@ -177,6 +183,7 @@ class StackSampler:
         self._seconds = seconds
         self._interval = 1.0 / rate
         self._weights: dict[tuple[str, _Key], float] = {}
+        self._course: deque[tuple[int, tuple[str, _Key]]] = deque(maxlen=_COURSE)
         self._looks = 0
         self._took = 0.0
         self._stop = threading.Event()
@@ -198,7 +205,9 @@ class StackSampler:
             (Stack(name, self._look.resolve(key)), weight)
             for (name, key), weight in self._weights.items()
         ]
-        return Stacks(self._took, self._looks, weights)
+        places = {key: place for place, key in enumerate(self._weights)}
+        course = [(at, places[key]) for at, key in self._course]
+        return Stacks(self._took, self._looks, weights, course)
 
     def _run(self) -> None:
         began = last = time.perf_counter()
@@ -211,6 +220,8 @@ class StackSampler:
             now = time.perf_counter()
             for key in self._look.threads():
                 self._weights[key] = self._weights.get(key, 0.0) + now - last
+                if key[0] == MAIN:
+                    self._course.append((time.time_ns(), key))
             self._looks += 1
             last = now
         self._took = last - began

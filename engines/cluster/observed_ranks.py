@@ -21,7 +21,15 @@ from ..status import ClusterStatus, Groups, Summary, name_groups, no_hang
 from ..wire import requests
 from . import diagnosing, lateness
 from .flight_records import TIMEOUT, FlightRecords, fetch
-from .profiling import RATE, Profile, RankStacks, sample_ranks, stacks_of
+from .profiling import (
+    LONGEST,
+    RATE,
+    Profile,
+    RankStacks,
+    Sampling,
+    sample_ranks,
+    stacks_of,
+)
 from .rank_registry import RankRegistry
 from .rank_slots import check_ranks
 
@@ -226,6 +234,28 @@ class ObservedRanks:
             on_progress=on_progress,
         )
 
+    def start_sampling(
+        self, ranks: Chosen = None, *, seconds: float = LONGEST
+    ) -> Sampling:
+        """Begin to sample where `ranks` are, while their cells run; do not wait.
+
+        Parameters
+        ----------
+        seconds : float, default 3600
+            After these it ends in any case.
+
+        Returns
+        -------
+        Sampling
+            ``take()`` ends it, and returns what was seen, as `sample` does.
+
+        Raises
+        ------
+        ClusterError
+            As `sample`.
+        """
+        return Sampling(self._observed, self._chosen(ranks), seconds)
+
     # -- status ------------------------------------------------------------
 
     def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
@@ -374,13 +404,15 @@ class ObservedRanks:
 
         That nothing hangs, which groups are aborted, which ops failed last, and of
         which completed ops the dtype or the reduction differed between ranks: their
-        results are wrong. Then, a line each, which ranks keep the others waiting.
+        results are wrong. Then, a line each, which ranks keep the others waiting, and
+        where they are meanwhile, if they still do: that takes a second.
         """
         self._check_open()
         status, found = self.status(), Lateness()
         records = lateness.take(self, found)
         said = no_hang(status, *diagnosing.past_faults(status, records))
-        return "\n".join([said, *lateness.late_lines(found.findings())])
+        findings = lateness.watched(self, found)
+        return "\n".join([said, *lateness.late_lines(findings)])
 
     def lateness(self, since: float | None = None) -> Lateness:
         """Return which ranks keep the others waiting in collectives that complete.

@@ -21,10 +21,12 @@ from .rank_registry import RankRegistry
 from .rank_slots import deaths
 
 __all__ = [
+    "LONGEST",
     "RATE",
     "Profile",
     "RankStacks",
     "Sampled",
+    "Sampling",
     "file_name",
     "innermost_line",
     "is_cell",
@@ -101,6 +103,8 @@ class Sampled:
     looks: int
     #: Each stack and the seconds that its thread spent there.
     weights: Sequence[tuple[Stack, float]]
+    #: When it looked at last, in ns on the clock of the rank, and what it saw.
+    course: Sequence[tuple[int, Stack]] = ()
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,59 @@ def stacks_of(
     )
 
 
+class Sampling:
+    """Samples of the stacks of ranks that are being taken, until `take`.
+
+    Raises
+    ------
+    ValueError, ClusterError
+        As `sample_ranks`.
+    """
+
+    def __init__(
+        self,
+        registry: RankRegistry,
+        ranks: Sequence[int],
+        seconds: float = LONGEST,
+        rate: float = RATE,
+        every: bool = False,
+    ) -> None:
+        if (
+            not 0 < seconds <= LONGEST
+            or not math.isfinite(rate)
+            or not 0 < rate <= 1000
+        ):
+            raise ValueError(
+                f"a profile of {seconds:g} s at {rate:g} looks a second: expected up "
+                f"to {LONGEST:g} s, and up to 1000 looks a second"
+            )
+        self._registry = registry
+        self._key = secrets.token_hex(8)
+        request = requests.StartSampling(self._key, seconds, rate, every)
+        started = registry.ask(request, ranks)
+        #: When all had begun: one that was late to begin has its seconds, too.
+        self.began = time.monotonic()
+        self._ranks = list(started.results)
+        self._errors = {**started.errors, **deaths(registry.slots, ranks)}
+        if not self._ranks:
+            raise ClusterError(group_by_message(self._errors))
+
+    def stop(self) -> None:
+        """End it without a result, and without waiting."""
+        self._registry.post(requests.TakeSamples(self._key), self._ranks)
+
+    def take(self) -> Profile:
+        """End it, and return what was seen."""
+        registry = self._registry
+        answers = registry.ask(requests.TakeSamples(self._key), self._ranks, ANSWER)
+        dead = deaths(registry.slots, self._ranks)
+        errors = {**self._errors, **answers.errors, **dead}
+        if not answers.results:
+            raise ClusterError(group_by_message(errors))
+        found = {rank: _sampled(one) for rank, one in sorted(answers.results.items())}
+        return Profile(found, errors)
+
+
 def sample_ranks(
     registry: RankRegistry,
     ranks: Sequence[int],
@@ -204,34 +261,17 @@ def sample_ranks(
     A `KeyboardInterrupt` ends it early: what was seen until then is the result.
     `on_progress` is called with the seconds so far.
     """
-    if not 0 < seconds <= LONGEST or not math.isfinite(rate) or not 0 < rate <= 1000:
-        raise ValueError(
-            f"a profile of {seconds:g} s at {rate:g} looks a second: expected up to "
-            f"{LONGEST:g} s, and up to 1000 looks a second"
-        )
-    key = secrets.token_hex(8)
     wait = threading.Event()
-    started = registry.ask(requests.StartSampling(key, seconds, rate, every), ranks)
-    # A rank that was late to begin has its seconds, too.
-    began = time.monotonic()
-    errors = {**started.errors, **deaths(registry.slots, ranks)}
-    if not started.results:
-        raise ClusterError(group_by_message(errors))
+    sampling = Sampling(registry, ranks, seconds, rate, every)
     try:
-        while (left := began + seconds - time.monotonic()) > 0:
+        while (left := sampling.began + seconds - time.monotonic()) > 0:
             if on_progress is not None:
                 on_progress(seconds - left)
             wait.wait(min(left, STEP))
     except KeyboardInterrupt:
         # The ranks have seen something.
         pass
-    answers = registry.ask(requests.TakeSamples(key), list(started.results), ANSWER)
-    errors |= answers.errors | deaths(registry.slots, ranks)
-    if not answers.results:
-        raise ClusterError(group_by_message(errors))
-    return Profile(
-        {rank: _sampled(one) for rank, one in sorted(answers.results.items())}, errors
-    )
+    return sampling.take()
 
 
 def _sampled(answer: requests.SampledStacks) -> Sampled:
@@ -240,4 +280,5 @@ def _sampled(answer: requests.SampledStacks) -> Sampled:
         (Stack(thread, tuple(frames[place] for place in places)), weight)
         for thread, places, weight in answer["stacks"]
     ]
-    return Sampled(answer["seconds"], answer["looks"], weights)
+    course = [(at, weights[place][0]) for at, place in answer["course"]]
+    return Sampled(answer["seconds"], answer["looks"], weights, course)

@@ -117,7 +117,7 @@ class RankService:
             sampler = self._samplers.pop(wanted.key, None)
         if sampler is None:
             raise ClusterError("this rank has no such profile: was it restarted?")
-        seconds, looks, weights = sampler.result()
+        seconds, looks, weights, course = sampler.result()
         frames: dict[Frame, int] = {}
         stacks = [
             (
@@ -131,5 +131,6 @@ class RankService:
             "seconds": seconds,
             "looks": looks,
             "stacks": stacks,
+            "course": course,
             "frames": list(frames),
         }

@@ -185,6 +185,8 @@ class SampledStacks(TypedDict):
     #: The name of the thread, the places of the calls in `frames`, and the seconds that
     #: the thread spent there.
     stacks: list[tuple[str, list[int], float]]
+    #: As `Stacks.course`.
+    course: list[tuple[int, int]]
     #: As in `StackList`.
     frames: list[Frame]
 

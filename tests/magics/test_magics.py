@@ -586,8 +586,9 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(notebook: Notebook) -> No
         assert "group 'default' (ranks 0–3), 41 collectives:" in seen.out
         line = f"cell {number} line 4"
         found = f"ate rank: rank 2 is last to enter all_reduce at {line}, "
+        meanwhile = f"; meanwhile it is at cell {number} line 3: time.sleep(0.01"
         # Where the machine is so busy that others are as late, nobody is named.
-        return found if found in seen.out else ""
+        return found if found in seen.out and meanwhile in seen.out else ""
 
     found = until(named, 60)
     (shown,) = notebook("%dist_status").displays

@@ -180,7 +180,7 @@ def test_a_real_generator_is_one_box() -> None:
     try:
         sampler = StackSampler(ThreadStacks(), 60.0, 500.0)
         until(lambda: len(_lines(sampler, "batches")) > 1, 30)
-        seconds, looks, weights = sampler.result()
+        seconds, looks, weights, _ = sampler.result()
     finally:
         ended.set()
         reader.join()

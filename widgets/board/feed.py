@@ -15,7 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from rankscope.backends.observe.lateness import GroupLateness
 from rankscope.backends.observe.verdicts import Verdict
-from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
+from rankscope.engines import ClusterError, ClusterStatus
+from rankscope.engines.cluster.lateness import Recorded
 from rankscope.engines.status import Summary
 
 from .late import LateWatch
@@ -44,7 +45,7 @@ SETTLED = 2.0
 NEVER_SETTLED = 15.0
 
 
-class WatchedCluster(Protocol):
+class WatchedCluster(Recorded, Protocol):
     """The calls of a cluster that the feed needs."""
 
     @property
@@ -60,10 +61,6 @@ class WatchedCluster(Protocol):
     def ended(self) -> str | None: ...
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
-
-    def flight_records(
-        self, ranks: Iterable[int], *, last: int | None = ..., timeout: float = ...
-    ) -> FlightRecords: ...
 
     def subscribe(
         self, callback: Callable[[int, Summary], None]

@@ -9,9 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope.backends.observe.lateness import GroupLateness, Lateness, RankLateness
+from rankscope.backends.observe.lateness import (
+    GroupLateness,
+    LateFinding,
+    Lateness,
+    RankLateness,
+)
 from rankscope.engines import ClusterError
-from rankscope.engines.cluster.lateness import Recorded, take
+from rankscope.engines.cluster.lateness import Recorded, located, take
+from rankscope.engines.cluster.profiling import Profile, Sampling
 
 from ..units import duration_text
 from .rows import Cells
@@ -27,6 +33,8 @@ REST_FACTOR = 39.0
 LAST = 40
 #: Ops from which on a rank's cells are shown.
 ENOUGH = 5
+#: Seconds for which late ranks are sampled between two looks, at most.
+SAMPLED = 5.0
 
 
 def late_cells(one: RankLateness) -> Cells:
@@ -43,7 +51,8 @@ class LateWatch:
     """Asks the ranks for their last records while they make progress.
 
     ``show(groups)`` is called on its thread, with the findings that two looks in a row
-    have.
+    have, and with where the late ranks are meanwhile where that is known: their stacks
+    are sampled from one look to the next.
     """
 
     def __init__(
@@ -54,6 +63,7 @@ class LateWatch:
         self._lateness = Lateness()
         # The findings of the last look.
         self._before: set[tuple[Any, ...]] = set()
+        self._sampling: Sampling | None = None
         self._thread: threading.Thread | None = None
         self._issued = 0
         self._next = 0.0
@@ -80,6 +90,8 @@ class LateWatch:
     def _look(self) -> None:
         began = time.thread_time()
         try:
+            sampling, self._sampling = self._sampling, None
+            profile = Profile({}) if sampling is None else sampling.take()
             take(self._cluster, self._lateness, last=LAST)
         except (ClusterError, OSError):
             # The cluster was shut down: what was found stands.
@@ -91,16 +103,28 @@ class LateWatch:
         groups = self._lateness.groups()
         found = {one.key for group in groups for one in group.findings}
         confirmed, self._before = found & self._before, found
-        self._show(
-            [
-                replace(
-                    group,
-                    findings=tuple(
-                        one for one in group.findings if one.key in confirmed
-                    ),
-                )
-                for group in groups
-            ]
-        )
+        shown = [
+            replace(
+                group,
+                findings=tuple(
+                    located(
+                        [one for one in group.findings if one.key in confirmed], profile
+                    )
+                ),
+            )
+            for group in groups
+        ]
+        self._show(shown)
+        self._sample([one for group in shown for one in group.findings])
         cost = time.thread_time() - began
         self._next = max(self._next, time.monotonic() + REST_FACTOR * cost)
+
+    def _sample(self, findings: Sequence[LateFinding]) -> None:
+        """Sample the late ranks until the next look: where are they meanwhile?"""
+        ranks = sorted({rank for one in findings for rank in one.windows})
+        if ranks:
+            try:
+                self._sampling = self._cluster.start_sampling(ranks, seconds=SAMPLED)
+            except (ClusterError, OSError):
+                # They do not answer: where they are stays unknown.
+                return

@@ -123,6 +123,9 @@ def test_seconds_go_to_where_threads_are(waiting: threading.Event) -> None:
     assert spent[MAIN] == pytest.approx(found.seconds)
     assert spent["worker"] == pytest.approx(found.seconds)
     assert any("_spin" in _functions(stack) for stack, _ in found.weights)
+    assert len(found.course) == found.looks
+    assert [at for at, _ in found.course] == sorted(at for at, _ in found.course)
+    assert {found.weights[place][0].thread for _, place in found.course} == {MAIN}
 
 
 def _spin() -> int:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankscope.engines import ClusterStatus, FlightRecords
+from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
 from rankscope.engines.cluster.job import refusals
+from rankscope.engines.cluster.profiling import Sampling
 from rankscope.widgets.board.actions import BoardActions
 from rankscope.widgets.board.feed import BoardFeed
 from rankscope.widgets.board.model import BoardModel
@@ -81,6 +82,9 @@ class TestWords:
 
             def flight_records(self, ranks: Any, **options: Any) -> FlightRecords:
                 return FlightRecords()
+
+            def start_sampling(self, ranks: Any, **options: Any) -> Sampling:
+                raise ClusterError("there is no rank here")
 
             def subscribe(self, callback: Callable[..., None]) -> Callable[[], None]:
                 return lambda: None

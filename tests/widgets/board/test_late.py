@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import pytest
 
 from rankscope.backends.observe.lateness import GroupLateness, Lateness
+from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
+from rankscope.engines.cluster.profiling import Profile, Sampled, Sampling
 from rankscope.widgets import StatusTable
 from rankscope.widgets.board import late
 from rankscope.widgets.board.late import LateWatch
@@ -85,6 +88,8 @@ class _Ranks:
         self.run = run
         self.asked: list[int | None] = []
         self.closed = False
+        self.answers = True
+        self.sampled: list[list[int]] = []
 
     def glance(self) -> ClusterStatus:
         return idle()
@@ -96,6 +101,20 @@ class _Ranks:
         if self.closed:
             raise ClusterError("closed")
         return FlightRecords(self.run.dumps(last), dict.fromkeys(ranks, 0))
+
+    def start_sampling(self, ranks: Iterable[int], *, seconds: float) -> Sampling:
+        assert seconds == late.SAMPLED
+        self.sampled.append(list(ranks))
+        if not self.answers:
+            raise ClusterError("none of them answers")
+        return cast(Sampling, self)
+
+    def take(self) -> Profile:
+        """Return what a sampler of rank 2 would: it is at one line, always."""
+        stack = Stack(MAIN, (Frame("data.py", 77, "load", "read()", False),))
+        last = self.run.dumps()[2]["records"][-1]["time_created_ns"]
+        course = [(last - n * 10_000_000, stack) for n in range(100)]
+        return Profile({2: Sampled(1.0, 100, [(stack, 1.0)], course[::-1])})
 
 
 class TestWatch:
@@ -122,6 +141,25 @@ class TestWatch:
         (finding,) = shown[1][0].findings
         assert finding.ranks == (2,)
         assert ranks.asked == [late.LAST] * 2
+
+    def test_it_says_where_the_late_rank_is_meanwhile(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(late, "REST_FACTOR", 0.0)
+        ranks, shown = _Ranks(a_run()), list[Sequence[GroupLateness]]()
+        watch = LateWatch(ranks, shown.append)
+        for number in range(4):
+            ranks.answers = number != 2
+            watch.look(lambda: 1 + len(shown), 1e6 + 10 * number)
+            watch.join()
+            ranks.run.steps(20, lambda n, rank: 1 + 20 * (rank == 2))
+        assert ranks.sampled == [[2]] * 3
+        said = [
+            [one.meanwhile for group in groups for one in group.findings]
+            for groups in shown
+        ]
+        # Found once; found again, and sampled from then on; known; rank 2 is silent.
+        assert said == [[], [""], ["it is at data.py line 77: read()"], [""]]
 
     def test_the_end_of_the_cluster_is_no_error(self) -> None:
         ranks, shown = _Ranks(a_run()), list[Sequence[GroupLateness]]()
