@@ -63,18 +63,18 @@ def idle(size: int) -> list[RankStatus]:
 
 
 def lanes(
-    late: int | None = None, absent: int | None = None, count: int = 8
+    late: int | None = None, absent: int | None = None, count: int = 8, size: int = 4
 ) -> dict[str, Any]:
-    """The timeline of four ranks: `late` comes late, `absent` is missing at the end."""
+    """The timeline of some ranks: `late` comes late, `absent` is missing at the end."""
     rings = {
         rank: simulated.ring(
             rank,
-            4,
+            size,
             late=late,
             count=count,
             absent=absent is not None and rank != absent,
         )
-        for rank in range(4)
+        for rank in range(size)
     }
     records = [one for ring in rings.values() for one in ring["records"]]
     now = max(one["time_created_ns"] for one in records) + 30_000_000

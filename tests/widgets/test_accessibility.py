@@ -118,6 +118,9 @@ def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
     scene.page.page.keyboard.press("Escape")
     scene.button("Timeline").click()
     scene.page.play(lanes(late=2, absent=2))
+    scene.button("Statistics").click()
+    scene.page.play()
+    assert "all_reduce" in scene.texts("range")[0]
     seen["timeline"] = look()
     assert {name: one for name, one in seen.items() if one} == {}
     scene.close()

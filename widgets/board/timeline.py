@@ -45,6 +45,10 @@ class _Work:
     gathered: int = -1
 
 
+#: The name and the ranks of a group.
+_Group = tuple[str, tuple[int, ...]]
+
+
 @dataclass
 class _Lane:
     """One row of the timeline: a group on a rank."""
@@ -67,7 +71,7 @@ def timeline(
     `dumps` maps ranks to the result of `rankscope.backends.observe.export.local_dump`
     there, `offsets_ns` to the ns their clocks are ahead of the reference clock, which
     is at `now_ns`, and `hosts` to the names of their hosts. A lane is one group on one
-    rank. A work is a list::
+    rank; its group is a place in ``groups``. A work is a list::
 
         [created, started, ended, gathered, op, seq, generation, state, line,
          count, size, root, error, is_p2p]
@@ -96,19 +100,22 @@ def timeline(
     works = [work for lane in lanes for work in lane.works]
     origin = min((work.created for work in works), default=now_ns)
     words: dict[str, int] = {}
+    groups: dict[_Group, int] = {}
+    for lane in lanes:
+        groups.setdefault((lane.group, lane.members), len(groups))
     return {
         "origin_ns": origin,
         "clock": now_ns - origin,
+        "groups": [{"name": name, "ranks": list(ranks)} for name, ranks in groups],
         "lanes": [
             {
                 "rank": lane.rank,
-                "group": lane.group,
-                "ranks": list(lane.members),
+                "group": groups[lane.group, lane.members],
                 "works": [_pack(work, lane, origin, words) for work in lane.works],
             }
             for lane in lanes
         ],
-        "missing": _missing(lanes, origin),
+        "missing": _missing(lanes, groups, origin),
         "messages": _messages(lanes, set(dumps), now_ns),
         "words": list(words),
         "straggler": found[0].ranks[0] if found else None,
@@ -191,12 +198,14 @@ def _gather(lanes: Sequence[_Lane]) -> None:
             work.gathered = last
 
 
-def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
+def _missing(
+    lanes: Sequence[_Lane], groups: Mapping[_Group, int], origin: int
+) -> list[dict[str, Any]]:
     """Return the collectives that some ranks wait in and others have not entered.
 
     Also those that were aborted, until the group is rebuilt and has another op.
     """
-    latest: dict[tuple[str, tuple[int, ...]], int] = {}
+    latest: dict[_Group, int] = {}
     for group, members, generation, _ in _collectives(lanes):
         key = (group, members)
         latest[key] = max(latest.get(key, 0), generation)
@@ -207,8 +216,7 @@ def _missing(lanes: Sequence[_Lane], origin: int) -> list[dict[str, Any]]:
         if waiting and absent and generation == latest[group, members]:
             found.append(
                 {
-                    "group": group,
-                    "members": list(members),
+                    "group": groups[group, members],
                     "ranks": absent,
                     "seq": seq,
                     "op": waiting[0].record["op"],

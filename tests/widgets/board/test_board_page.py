@@ -18,6 +18,7 @@ from rankscope.engines import ClusterStatus, Profile
 from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.html import board_html
+from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.timeline import timeline
 from tests.widgets import simulated, statuses
 from tests.widgets.scene import Scene, idle, lanes
@@ -725,6 +726,61 @@ class TestTimeline:
         scene.page.play()
         assert canvas.screenshot() != before
         assert scene.texts("detail") in ([""], [])
+
+    def test_many_lanes_are_three_that_open(self, scene: Scene) -> None:
+        scene.model = BoardModel()
+        scene.take(*simulated.hang(32, 9), after=100)
+        scene.page.play(scene.model.full())
+        self.listen(scene)
+        self.open(scene, lanes(late=17, absent=9, size=32))
+        canvas = scene.page.board().locator("canvas.lanes")
+
+        def names() -> set[str]:
+            """What stands before the lanes in sight."""
+            scene.page.page.evaluate("() => { window.written = []; }")
+            canvas.press("a")
+            scene.page.play()
+            written = scene.page.page.evaluate("() => window.written")
+            return {one.strip() for one in written if re.match(r"[▸▾ ]|rank \d", one)}
+
+        three = {"first", "median of 32", "last"}
+        # The rank that is missing keeps its lane.
+        assert {one.lstrip("▸ ") for one in names()} == {*three, "rank 9"}
+        canvas.press("ArrowLeft")
+        canvas.press("ArrowLeft")
+        canvas.press("ArrowDown")
+        canvas.press("ArrowDown")
+        # That of the last one is rank 17's.
+        assert "#8 · rank 17 · " in scene.texts("detail")[0]
+        assert "entered last" in scene.texts("detail")[0]
+        canvas.press("s")
+        scene.page.play()
+        told = scene.texts("range")[0]
+        assert re.search(r"all_reduce\s+9\s.*rank 17, 8 times", told), told
+        canvas.press("o")
+        assert {"rank 4", "rank 12"} < names()
+        scene.button("All ranks").click()
+        assert "rank 4" not in names()
+
+    def test_shift_zooms_into_what_is_marked(self, scene: Scene) -> None:
+        self.open(scene, lanes(late=2))
+        canvas = scene.page.board().locator("canvas.lanes")
+        canvas.press("s")
+        scene.page.play()
+        ops = [int(re.findall(r"all_reduce\s+(\d+)", scene.texts("range")[0])[0])]
+        box = canvas.bounding_box()
+        assert box is not None
+        mouse = scene.page.page.mouse
+        mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
+        scene.page.page.keyboard.down("Shift")
+        mouse.down()
+        mouse.move(box["x"] + box["width"] / 2 + 250, box["y"] + 10, steps=4)
+        mouse.up()
+        scene.page.page.keyboard.up("Shift")
+        scene.page.play()
+        ops += [int(re.findall(r"all_reduce\s+(\d+)", scene.texts("range")[0])[0])]
+        assert ops == [8, ops[1]]
+        assert 0 < ops[1] < 4
 
     def test_the_axis_counts_in_seconds_after_the_first(self, scene: Scene) -> None:
         self.listen(scene)

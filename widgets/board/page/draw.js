@@ -1,8 +1,9 @@
 // Drawing the timeline: only the visible lanes and bars.
 
 import { DARK, clip, colours, sized } from "./canvas.js";
+import { nameOf } from "./fold_lanes.js";
 import { GUTTER, tickText, ticks } from "./scale.js";
-import { W, endOf, isRunning } from "./works.js";
+import { W, endOf, isRunning, sameOp } from "./works.js";
 
 export const AXIS = 20; // px for the times above
 const HEAD = 6; // px of the head of an arrow
@@ -26,6 +27,12 @@ export function drawTimeline(view) {
   drawMissing(view, look, pen, first, last);
   drawMessages(view, look, pen, first, last);
   drawMeeting(view, look, pen);
+  if (view.marked) {
+    const [x, right] = view.marked;
+    Object.assign(pen, { fillStyle: look.accent, globalAlpha: 0.2 });
+    pen.fillRect(x, 0, right - x, height);
+    pen.globalAlpha = 1;
+  }
   if (view.lanes.length === 0 || view.lanes.every((lane) => lane.works.length === 0)) {
     pen.fillStyle = look.quiet;
     pen.fillText("no op was issued on this group yet", GUTTER, view.pitch / 2);
@@ -62,8 +69,7 @@ function drawLane(view, look, pen, place) {
   const every = view.pitch >= 12 ? 1 : 4;
   if (place % every === 0) {
     pen.fillStyle = look.quiet;
-    const name = view.wide ? `${lane.rank} ${lane.group}` : `rank ${lane.rank}`;
-    pen.fillText(clip(pen, name, GUTTER - 10), 2, middle);
+    pen.fillText(clip(pen, nameOf(lane, view.wide), GUTTER - 10), 2, middle);
   }
   const [from, to] = view.shown;
   const now = view.clock();
@@ -117,8 +123,8 @@ function drawBar(view, look, pen, work, x, right, free, top, height, now) {
     pen.fillRect(x, top, 1, height);
     if (bad) pen.fillRect(right - 2, top, 2, height);
   }
-  const same = view.pointed && isSame(view.pointed.work, work);
-  const chosen = view.chosen && isSame(view.chosen.work, work);
+  const same = view.pointed && sameOp(view.pointed.work, work);
+  const chosen = view.chosen && sameOp(view.chosen.work, work);
   if (same || chosen) {
     pen.strokeStyle = look.text;
     pen.lineWidth = chosen ? 1.5 : 1;
@@ -141,11 +147,6 @@ function drawBar(view, look, pen, work, x, right, free, top, height, now) {
   }
 }
 
-function isSame(one, other) {
-  return one[W.seq] === other[W.seq] && one[W.generation] === other[W.generation] &&
-    one[W.op] === other[W.op];
-}
-
 /** The first of some texts that fits. */
 function fitting(pen, texts, room) {
   return texts.find((text) => pen.measureText(text).width <= room);
@@ -155,11 +156,9 @@ function fitting(pen, texts, room) {
 function drawMissing(view, look, pen, first, last) {
   const now = view.clock();
   for (const missing of view.store.timeline.missing) {
-    const members = missing.members.join();
     for (let place = first; place < last; place++) {
       const lane = view.lanes[place];
-      if (lane.group !== missing.group || lane.ranks.join() !== members) continue;
-      if (!missing.ranks.includes(lane.rank)) continue;
+      if (lane.group !== missing.group || !missing.ranks.includes(lane.rank)) continue;
       const x = Math.max(GUTTER, view.xOf(missing.since));
       const until = missing.until < 0 ? now : missing.until;
       const right = Math.min(view.width - 1, view.xOf(until));

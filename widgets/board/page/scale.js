@@ -1,6 +1,6 @@
 // The scale of the timeline: from times to pixels and back. Nothing here draws.
 
-export const GUTTER = 84; // px for the names of the lanes
+export const GUTTER = 96; // px for the names of the lanes
 export const NEAREST = 2_000; // ns; the highest zoom
 
 /** The place of a time; `window` is [from, to] and `width` that of the picture. */
@@ -10,6 +10,11 @@ export function xOf([from, to], width, time) {
 
 export function timeAt([from, to], width, x) {
   return from + ((x - GUTTER) / (width - GUTTER)) * (to - from);
+}
+
+/** In which part of a window a time is, from 0 to 1 in it. */
+export function partAt([from, to], time) {
+  return (time - from) / (to - from);
 }
 
 /** A window that is `factor` times as long; what is at the part `at` of it stays there. */

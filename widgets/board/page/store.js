@@ -2,6 +2,7 @@
 
 import { Connection } from "./connection.js";
 import { ALL, differences, overviewCells, overviewOf } from "./overview.js";
+import { unpack } from "./works.js";
 
 export class Store {
   constructor(model) {
@@ -180,7 +181,7 @@ export class Store {
   }
 
   applyTimeline(message) {
-    this.timeline = message;
+    this.timeline = unpack(message, this.timeline);
     this.adjustClock(message.now);
     this.notifyViews({ timeline: true, rows: new Map() });
   }

@@ -4,12 +4,15 @@
 
 import { AXIS, drawTimeline } from "./draw.js";
 import { make, setAttribute, setText } from "./elements.js";
-import { GUTTER, panned, timeAt, xOf, zoomed } from "./scale.js";
+import { foldLanes, sourceOf } from "./fold_lanes.js";
 import { ALL } from "./overview.js";
+import { RangeTable } from "./range_table.js";
+import { GUTTER, panned, partAt, timeAt, xOf, zoomed } from "./scale.js";
+import { makeLegend, makeTools, saveFile } from "./timeline_parts.js";
 import { Tip } from "./tip.js";
 import {
-  W, describeMessages, describeWork, extentOf, isRunning, lanesOf, messagesOf, nearest,
-  recentOf, twinOf, workNear,
+  W, describeMessages, describeWork, extentOf, isMissing, isRunning, lanesOf, messagesOf, nearest,
+  recentOf, sameOp, twinOf, workNear,
 } from "./works.js";
 
 const TALLEST = 360; // px of lanes before they scroll
@@ -21,7 +24,9 @@ export class Timeline {
     this.goTo = goTo; // shows a source line
     this.group = null;
     this.every = false; // whether the user wants the lanes of all groups
-    this.lanes = [];
+    this.all = []; // the lanes of ranks
+    this.lanes = []; // those that are shown, see fold_lanes.js
+    this.opened = new Set(); // groups of which all lanes are shown
     this.messages = []; // sends with their receives
     this.window = null; // [from, to] in ns, or null: the last works
     this.span = null;
@@ -35,25 +40,17 @@ export class Timeline {
   build() {
     this.element = make("div", "timeline");
     this.element.hidden = true;
-    const tools = make("div", "tools");
-    this.summary = make("span", "grow quiet");
-    tools.append(this.summary);
-    this.buttons = {};
-    for (const [key, label, about, act] of [
-      ["every", "All groups", "show the lanes of every group", () => this.toggle()],
-      ["out", "−", "zoom out (−)", () => this.zoom(STEP)],
-      ["in", "+", "zoom in (+)", () => this.zoom(1 / STEP)],
-      ["last", "Last", "show what was last (0)", () => this.look(null)],
-      ["all", "All", "show everything there is (a)", () => this.lookAtAll()],
-      ["export", "Export", "save as a Perfetto trace (JSON)", () => this.export()],
-    ]) {
-      const button = make("button", "small", label, { type: "button", title: about });
-      if (label.length === 1) setAttribute(button, "aria-label", about);
-      button.addEventListener("click", act);
-      tools.append(button);
-      this.buttons[key] = button;
-    }
-    setAttribute(this.buttons.every, "aria-pressed", "false");
+    const { tools, summary, buttons } = makeTools({
+      every: () => this.toggle(),
+      ranks: () => this.openAll(),
+      stats: () => this.count(),
+      out: () => this.zoom(STEP),
+      in: () => this.zoom(1 / STEP),
+      last: () => this.look(null),
+      all: () => this.lookAtAll(),
+      export: () => this.export(),
+    });
+    Object.assign(this, { summary, buttons });
     this.axis = make("canvas", "axis", null, { "aria-hidden": "true" });
     this.canvas = make("canvas", "lanes", null, {
       tabindex: "0",
@@ -64,22 +61,12 @@ export class Timeline {
     this.scroll.append(this.axis, this.canvas);
     this.detail = make("div", "detail", null, { "aria-live": "polite" });
     this.tip = new Tip({ "aria-hidden": "true" });
-    const legend = make("div", "legend quiet");
-    for (const [name, about] of [
-      ["waits", "waits for the last rank"],
-      ["runs", "all ranks are in"],
-      ["flight", "in flight, waits"],
-      ["stuck", "in flight, all ranks are in"],
-      ["missing", "not entered"],
-      ["failed", "failed or aborted"],
-      ["message", "from a send to its receive; dashed: not issued"],
-    ]) {
-      const item = make("span");
-      item.append(make("i", name, null, { "aria-hidden": "true" }), about);
-      if (name === "message") this.messageKey = item;
-      legend.append(item);
-    }
-    this.element.append(tools, this.scroll, legend, this.detail, this.tip.element);
+    const { legend, message } = makeLegend();
+    this.messageKey = message;
+    this.range = new RangeTable();
+    this.element.append(
+      tools, this.scroll, ...legend, this.detail, this.range.element, this.tip.element,
+    );
     this.listen();
   }
 
@@ -102,6 +89,26 @@ export class Timeline {
     this.sort();
   }
 
+  /** Show all lanes of all groups, or none. */
+  openAll() {
+    const folded = this.lanes.filter(({ part, open }) => part && !open);
+    this.opened = new Set(folded.map(({ group }) => group));
+    this.sort();
+  }
+
+  /** Show all lanes of a group, or no more. */
+  openGroup(group) {
+    if (!this.opened.delete(group)) this.opened.add(group);
+    this.sort();
+  }
+
+  /** Show statistics, or no more. */
+  count() {
+    this.range.element.hidden = !this.range.element.hidden;
+    setAttribute(this.buttons.stats, "aria-pressed", String(!this.range.element.hidden));
+    this.request();
+  }
+
   toggle() {
     this.every = !this.every;
     setAttribute(this.buttons.every, "aria-pressed", String(this.every));
@@ -116,11 +123,12 @@ export class Timeline {
   /** Select the lanes to show from the data of the kernel. */
   sort() {
     const data = this.store.timeline;
-    this.buttons.every.hidden = this.group?.id === ALL;
+    this.buttons.every.hidden = this.group?.id === ALL || !(data?.groups.length > 1);
     const chosen = this.chosen && { ...this.chosen };
-    this.lanes = [];
+    this.lanes = this.all = [];
     if (data) {
-      this.lanes = lanesOf(data, this.wide ? null : this.group);
+      this.all = lanesOf(data, this.wide ? null : this.group);
+      this.lanes = foldLanes(this.all, this.opened, (lane) => this.stays(lane));
       this.words = data.words;
       this.messages = messagesOf(data, this.lanes);
       setText(this.summary, data.summary);
@@ -128,9 +136,19 @@ export class Timeline {
     // The same work in the new data, if it is still there.
     this.chosen = chosen && twinOf(this.lanes, chosen.lane, chosen.work);
     this.messageKey.hidden = this.messages.length === 0;
+    const folded = this.lanes.filter(({ part }) => part);
+    this.buttons.ranks.hidden = folded.length === 0;
+    setAttribute(this.buttons.ranks, "aria-pressed", String(folded.every(({ open }) => open)));
     this.layOut();
     this.request();
     if (data && !this.looked) this.reveal(data.straggler ?? data.missing[0]?.ranks[0]);
+  }
+
+  /** Whether a lane is shown among many: its rank is missing, dead, or keeps others waiting. */
+  stays(lane) {
+    const { missing, straggler } = this.store.timeline;
+    const { dead = [] } = this.store.head;
+    return lane.rank === straggler || dead.includes(lane.rank) || isMissing(missing, lane);
   }
 
   /** Scroll to the conspicuous lane among many, once. */
@@ -169,8 +187,9 @@ export class Timeline {
     return this.span;
   }
 
-  zoom(factor, at = 0.5) {
-    this.look(zoomed(this.shown, factor, at));
+  /** Zoom; the part `at` of the picture stays: the selected work, if it is in sight. */
+  zoom(factor, at = this.chosen ? partAt(this.shown, this.chosen.work[W.created]) : 0.5) {
+    this.look(zoomed(this.shown, factor, at >= 0 && at <= 1 ? at : 0.5));
   }
 
   pan(part) {
@@ -194,7 +213,9 @@ export class Timeline {
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
       this.span = null;
-      if (this.open && this.store.timeline) drawTimeline(this);
+      if (!this.open || !this.store.timeline) return;
+      drawTimeline(this);
+      this.range.show(this.all, this.shown, this.words);
     });
   }
 
@@ -216,13 +237,26 @@ export class Timeline {
   press(event) {
     if (event.button !== 0) return;
     this.canvas.setPointerCapture(event.pointerId);
-    this.drag = { x: event.offsetX, window: this.shown, moved: false };
+    const { offsetX: x, shiftKey: marks } = event;
+    this.drag = { x, end: x, window: this.shown, moved: false, marks };
+  }
+
+  /** The part of the picture that is marked by dragging with Shift, in px. */
+  get marked() {
+    const { x, end, moved, marks } = this.drag ?? {};
+    return moved && marks ? [Math.min(x, end), Math.max(x, end)] : null;
   }
 
   point(event) {
     if (this.drag) {
       const by = event.offsetX - this.drag.x;
       if (Math.abs(by) > 3) this.drag.moved = true;
+      this.drag.end = Math.max(GUTTER, event.offsetX);
+      if (this.marked) {
+        this.request();
+        this.leave();
+        return;
+      }
       if (this.drag.moved) {
         this.look(panned(this.drag.window, -by / (this.width - GUTTER)));
         this.leave();
@@ -238,9 +272,15 @@ export class Timeline {
   }
 
   release(event) {
-    const drag = this.drag;
+    const { drag, marked } = this;
     this.drag = null;
+    if (marked) this.look(marked.map((x) => timeAt(this.shown, this.width, x)));
     if (!drag || drag.moved) return;
+    const lane = this.lanes[Math.floor(event.offsetY / this.pitch)];
+    if (event.offsetX < GUTTER && lane?.part) {
+      this.openGroup(lane.group);
+      return;
+    }
     const found = this.workAt(event.offsetX, event.offsetY);
     this.choose(found);
     if (found) this.goTo(this.words[found.work[W.line]]);
@@ -258,7 +298,7 @@ export class Timeline {
   wheel(event) {
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault();
-      const at = (event.offsetX - GUTTER) / (this.width - GUTTER);
+      const at = partAt(this.shown, timeAt(this.shown, this.width, event.offsetX));
       this.zoom(event.deltaY > 0 ? STEP : 1 / STEP, Math.min(1, Math.max(0, at)));
     } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       event.preventDefault();
@@ -277,6 +317,8 @@ export class Timeline {
     else if (event.key === "-") this.zoom(STEP);
     else if (event.key === "0") this.look(null);
     else if (event.key === "a") this.lookAtAll();
+    else if (event.key === "s") this.count();
+    else if (event.key === "o") this.openGroup((this.chosen?.lane ?? this.lanes[0])?.group);
     else if (event.key === "Enter" && this.chosen) {
       this.goTo(this.words[this.chosen.work[W.line]]);
     } else if (event.key === "Escape") this.choose(null);
@@ -296,8 +338,8 @@ export class Timeline {
     if (this.chosen && lanes !== 0) {
       // The same collective there, or the work nearest to it.
       const time = this.chosen.work[W.created];
-      const twin = twinOf(this.lanes, lane, this.chosen.work);
-      index = twin ? lane.works.indexOf(twin.work) : nearest(lane.works, time);
+      const twin = lane.works.findIndex((work) => sameOp(work, this.chosen.work));
+      index = twin >= 0 ? twin : nearest(lane.works, time);
     } else if (this.chosen) {
       index = lane.works.indexOf(this.chosen.work) + works;
     }
@@ -342,9 +384,9 @@ export class Timeline {
   }
 
   describe(found) {
-    const group = this.wide ? found.lane.group : null;
-    const { title, facts } = describeWork(found, this.lanes, this.words, this.clock(), group);
-    return { title, facts: [...facts, ...describeMessages(this.messages, found, this.words)] };
+    const source = sourceOf(found);
+    const { title, facts } = describeWork(source, this.all, this.words, this.clock(), this.wide);
+    return { title, facts: [...facts, ...describeMessages(this.messages, source, this.words)] };
   }
 
   showTip(found, event) {
@@ -362,11 +404,4 @@ export class Timeline {
       else this.store.notifyViews({ trouble: answer.text, rows: new Map() });
     });
   }
-}
-
-function saveFile(name, text, type) {
-  const link = make("a", "", null, { download: name });
-  link.href = URL.createObjectURL(new Blob([text], { type }));
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }

@@ -19,14 +19,28 @@ export function endOf(work, now) {
 }
 
 /**
+ * Put the groups themselves into a message's lanes, in place of their numbers: those of
+ * the message before, where they are the same.
+ */
+export function unpack(message, before) {
+  const nameOf = ({ name, ranks }) => `${name} ${ranks.join()}`;
+  const known = new Map((before?.groups ?? []).map((group) => [nameOf(group), group]));
+  const groups = message.groups.map((group) => known.get(nameOf(group)) ?? group);
+  const within = (one) => ({ ...one, group: groups[one.group] });
+  return { ...message, groups, lanes: message.lanes.map(within), missing: message.missing.map(within) };
+}
+
+/**
  * The lanes of a group; of all groups without one, where a rank has a lane for each group
  * that it has used or is missing in, or one if it has used none.
  */
-export function lanesOf({ lanes, missing }, group) {
-  if (group) return lanes.filter((lane) => isOf(lane, group.name, group.ranks));
-  const isMissing = (lane) =>
-    missing.some((one) => one.ranks.includes(lane.rank) && isOf(lane, one.group, one.members));
-  const used = new Set(lanes.filter((lane) => lane.works.length > 0 || isMissing(lane)));
+export function lanesOf({ groups, lanes, missing }, group) {
+  if (group) {
+    const ranks = group.ranks.join();
+    const shown = groups.find((one) => one.name === group.name && one.ranks.join() === ranks);
+    return lanes.filter((lane) => lane.group === shown);
+  }
+  const used = new Set(lanes.filter((lane) => lane.works.length > 0 || isMissing(missing, lane)));
   const seen = new Set([...used].map(({ rank }) => rank));
   return lanes.filter((lane) => {
     if (used.has(lane)) return true;
@@ -36,8 +50,9 @@ export function lanesOf({ lanes, missing }, group) {
   });
 }
 
-function isOf(lane, name, ranks) {
-  return lane.group === name && lane.ranks.join() === ranks.join();
+/** Whether the rank of a lane has not entered a collective that others wait in. */
+export function isMissing(missing, lane) {
+  return missing.some(({ group, ranks }) => group === lane.group && ranks.includes(lane.rank));
 }
 
 /** The time from the first work to the last, with a margin. */
@@ -68,38 +83,39 @@ export function recentOf(lanes, now) {
   return pad(from, Math.max(to, from + NEAREST));
 }
 
-/** Whether two lanes are of one group: groups may share a name. */
-function sameGroup(one, other) {
-  return one.group === other.group && one.ranks.join() === other.ranks.join();
+/** Whether two works are of one op of a group. */
+export function sameOp(one, other) {
+  return (
+    one[W.seq] === other[W.seq] && one[W.generation] === other[W.generation] &&
+    one[W.isP2p] === other[W.isP2p] && (!one[W.isP2p] || one[W.op] === other[W.op])
+  );
 }
 
-/** The same op on the rank of `lane`, as {lane, work}; null if it is not there. */
+/** The same op in the lane of `lanes` that is like `lane`, as {lane, work}, or null. */
 export function twinOf(lanes, lane, work) {
-  const twin = lanes.find((other) => other.rank === lane.rank && sameGroup(other, lane));
-  const same = (other) =>
-    other[W.seq] === work[W.seq] && other[W.generation] === work[W.generation] &&
-    other[W.isP2p] === work[W.isP2p] && (!work[W.isP2p] || other[W.op] === work[W.op]);
-  const found = twin?.works.find(same);
+  const twin = lanes.find(
+    ({ rank, group, part }) => rank === lane.rank && group === lane.group && part === lane.part,
+  );
+  const found = twin?.works.find((other) => sameOp(other, work));
   return found ? { lane: twin, work: found } : null;
 }
 
 /** When the first rank of the group entered the op. */
 function firstOf(lanes, lane, work) {
   let first = work[W.created];
-  for (const other of lanes) {
-    if (!sameGroup(other, lane)) continue;
-    const twin = twinOf(lanes, other, work);
-    if (twin) first = Math.min(first, twin.work[W.created]);
+  for (const { group, works } of lanes) {
+    const twin = group === lane.group && works.find((other) => sameOp(other, work));
+    if (twin) first = Math.min(first, twin[W.created]);
   }
   return first;
 }
 
-/** A title and facts; with the name of the group, if it is given. */
-export function describeWork({ lane, work }, lanes, words, now, group) {
+/** A title and facts; with the name of the group where it is `wide`. */
+export function describeWork({ lane, work }, lanes, words, now, wide) {
   const count = work[W.count] > 1 ? `${work[W.count]} coalesced ` : "";
   const state = words[work[W.state]].replace("_", " ");
   const facts = [`rank ${lane.rank}`];
-  if (group !== null) facts.push(`group ${group}`);
+  if (wide) facts.push(`group ${lane.group.name}`);
   const begun = work[W.started] >= 0 ? work[W.started] : work[W.created];
   if (isRunning(work)) {
     facts.push(`${state}, for ${durationText(now - work[W.created])}`);
@@ -107,7 +123,7 @@ export function describeWork({ lane, work }, lanes, words, now, group) {
     facts.push(`${state} in ${durationText(Math.max(0, work[W.ended] - begun))}`);
   }
   const gathered = work[W.gathered];
-  if (gathered === work[W.created] && lane.ranks.length > 1) {
+  if (gathered === work[W.created] && lane.group.ranks.length > 1) {
     const first = firstOf(lanes, lane, work);
     if (first < gathered) {
       facts.push(`entered last, ${durationText(gathered - first)} after the first`);

@@ -1,4 +1,4 @@
-import { GUTTER, NEAREST, panned, tickStep, tickText, ticks, timeAt, xOf, zoomed } from "/widgets/board/page/scale.js";
+import { GUTTER, NEAREST, panned, partAt, tickStep, tickText, ticks, timeAt, xOf, zoomed } from "/widgets/board/page/scale.js";
 import { equal, test } from "./harness.js";
 
 const WIDTH = GUTTER + 1000;
@@ -39,4 +39,8 @@ test("a tick has the digits that tell it from the next", () => {
   equal(tickText(1_500_000, 500_000, 5e6), "1.5 ms");
   equal(tickText(2_000, 1_000, 1e4), "2 µs");
   equal(tickText(181_954e6, 1e6, 182e9), "181.954 s");
+});
+
+test("a time has a part of a window", () => {
+  equal([partAt([10, 20], 15), partAt([10, 20], 5)], [0.5, -0.5]);
 });

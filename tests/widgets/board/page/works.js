@@ -1,6 +1,6 @@
 import {
   W, describeMessages, describeWork, endOf, extentOf, lanesOf, messagesOf, nearest, recentOf, twinOf,
-  workNear,
+  unpack, workNear,
 } from "/widgets/board/page/works.js";
 import { equal, test } from "./harness.js";
 
@@ -15,8 +15,12 @@ function work(created, ended, { seq = 1, gathered = -1, generation = 0, error = 
   return [created, created, ended, gathered, op, seq, generation, state, 2, 1, 3, null, error, isP2p];
 }
 
-function lane(rank, works, ranks = [0, 1], group = "default") {
-  return { rank, group, ranks, works };
+const [DEFAULT, OTHER, TP] = [["default", [0, 1]], ["default", [1, 2]], ["tp", [0, 1]]].map(
+  ([name, ranks]) => ({ name, ranks }),
+);
+
+function lane(rank, works, group = DEFAULT) {
+  return { rank, group, works };
 }
 
 test("what is in flight ends now", () => {
@@ -38,7 +42,7 @@ test("a twin is the same op of the same group", () => {
   const [mine, other] = [work(0, 9, { seq: 2 }), work(3, 9, { seq: 2 })];
   const here = lane(0, [mine]);
   const there = lane(1, [work(0, 1), other]);
-  const lanes = [here, lane(1, [work(7, 8, { seq: 2 })], [1, 2]), there];
+  const lanes = [here, lane(1, [work(7, 8, { seq: 2 })], OTHER), there];
   equal(twinOf(lanes, there, mine).work === other, true);
   equal(twinOf(lanes, there, work(0, 9, { seq: 2, generation: 1 })), null);
 });
@@ -55,7 +59,7 @@ test("the nearest work is found from both sides", () => {
 test("the last one to enter is told how late it was", () => {
   const early = lane(0, [work(0, 12 * MS, { gathered: 10 * MS })]);
   const late = lane(1, [work(10 * MS, 12 * MS, { gathered: 10 * MS })]);
-  const facts = (one) => describeWork({ lane: one, work: one.works[0] }, [early, late], WORDS, 0, null);
+  const facts = (one) => describeWork({ lane: one, work: one.works[0] }, [early, late], WORDS, 0, false);
   equal(facts(early), {
     title: "all_reduce #1",
     facts: ["rank 0", "completed in 12.0 ms", "waited 10.0 ms for the last rank", "4 MiB float32", "cell 3 line 2"],
@@ -64,8 +68,8 @@ test("the last one to enter is told how late it was", () => {
 });
 
 test("a work in flight says for how long, and an error why", () => {
-  const one = lane(0, [work(0, -1, { error: "by hand" })]);
-  const { facts } = describeWork({ lane: one, work: one.works[0] }, [one], WORDS, 3 * MS, "tp");
+  const one = lane(0, [work(0, -1, { error: "by hand" })], TP);
+  const { facts } = describeWork({ lane: one, work: one.works[0] }, [one], WORDS, 3 * MS, true);
   equal(facts, ["rank 0", "group tp", "started, for 3.00 ms", "4 MiB float32", "cell 3 line 2", "by hand"]);
 });
 
@@ -92,10 +96,20 @@ test("both sides of a message tell of each other", () => {
 });
 
 test("all groups have lanes where they were used, or where a rank is missing", () => {
-  const [here, unused] = [lane(0, [work(0, 9)]), lane(0, [], [0, 1], "tp")];
-  const [absent, dead] = [lane(1, [], [0, 1], "tp"), [lane(2, [], [2]), lane(2, [], [2], "dp")]];
-  const lanes = [here, unused, absent, ...dead];
-  const missing = [{ group: "tp", members: [0, 1], ranks: [1] }];
-  equal(lanesOf({ lanes, missing }, null).map((one) => lanes.indexOf(one)), [0, 2, 3]);
-  equal(lanesOf({ lanes, missing }, { name: "tp", ranks: [0, 1] }).map((one) => lanes.indexOf(one)), [1, 2]);
+  const [here, unused, absent] = [lane(0, [work(0, 9)]), lane(0, [], TP), lane(1, [], TP)];
+  const lanes = [here, unused, absent, lane(2, [], OTHER), lane(2, [], { name: "dp", ranks: [2] })];
+  const data = { groups: [DEFAULT, OTHER, TP], lanes, missing: [{ group: TP, ranks: [1] }] };
+  equal(lanesOf(data, null).map((one) => lanes.indexOf(one)), [0, 2, 3]);
+  equal(lanesOf(data, { name: "tp", ranks: [0, 1] }).map((one) => lanes.indexOf(one)), [1, 2]);
+});
+
+test("a group of two messages is one", () => {
+  const message = () => ({
+    groups: [{ name: "tp", ranks: [0, 1] }], lanes: [{ rank: 0, group: 0, works: [] }],
+    missing: [{ group: 0, ranks: [1] }],
+  });
+  const first = unpack(message(), null);
+  const second = unpack(message(), first);
+  equal([first.lanes[0].group, first.missing[0].group].every((one) => one === first.groups[0]), true);
+  equal(second.lanes[0].group === first.lanes[0].group, true);
 });
