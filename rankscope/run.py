@@ -21,11 +21,13 @@ __all__ = ["main"]
 _MORE = """\
 What a rank writes has its number before each line. A rank fails if it ends with another
 exit code than 0, or by a signal. Where it cannot be started again, the others get
-SIGTERM, and after 5 s SIGKILL, and the last lines name the rank that failed first.
+SIGTERM, and after 5 s SIGKILL, and the last lines name the rank that failed first. With
+--min-ranks the others go on without it, and none is started again from then on.
 Ctrl-C goes to all ranks; a second one kills them. No rank outlives this process.
 
-exit status: 0 if all ranks have ended with 0, else that of the rank that failed first
-(128 + the number of the signal), 130 after Ctrl-C, 2 where nothing could be started
+exit status: 0 if all ranks have ended with 0, except those that the others went on
+without, else that of the rank that failed first (128 + the number of the signal), 130
+after Ctrl-C, 2 where nothing could be started
 """
 
 
@@ -53,6 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="how often each rank is started again, alone (default: 0)",
     )
     parser.add_argument(
+        "--min-ranks",
+        type=int,
+        metavar="M",
+        help="go on without ranks that cannot be started again while M are left; the "
+        "script calls rankscope.torch.shrink() (default: N)",
+    )
+    parser.add_argument(
         "--log-dir",
         type=Path,
         metavar="DIR",
@@ -67,6 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"-n {given.nproc_per_node}: expected the number of ranks, from 1")
     if given.max_restarts < 0:
         parser.error(f"--max-restarts {given.max_restarts}: expected 0 or more")
+    if given.min_ranks is not None and not 1 <= given.min_ranks <= given.nproc_per_node:
+        parser.error(
+            f"--min-ranks {given.min_ranks}: expected 1 to {given.nproc_per_node}"
+        )
     if not 0 <= given.master_port <= 65535:
         parser.error(f"--master-port {given.master_port}: expected a port, 0-65535")
     if given.module:
@@ -84,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.nproc_per_node,
             Script(given.script, given.arguments, given.module),
             restarts=given.max_restarts,
+            least=given.min_ranks,
             port=given.master_port,
             log_folder=given.log_dir,
         )

@@ -143,7 +143,8 @@ def rebuild(timeout: float = 300.0) -> None:
     Raises
     ------
     DistBackendError
-        Torch has no such group; or ranks that are waited for ended without an error.
+        Torch has no such group; or ranks that are waited for ended without an error,
+        or are not started again: `shrink` goes on without those.
     DistStoreTimeoutError
         Ranks did not come within `timeout`; the message names them. Call it again to
         wait on.
@@ -153,7 +154,7 @@ def rebuild(timeout: float = 300.0) -> None:
     recovering.rebuild(timeout)
 
 
-def shrink(ranks: Sequence[int] | None = None) -> list[int]:
+def shrink(ranks: Sequence[int] | None = None, timeout: float = 300.0) -> list[int]:
     """Have torch's groups of the backend ``rankscope`` go on without some ranks.
 
     The ranks that stay call it, in the place of `rebuild`; nothing is sent. The groups,
@@ -162,29 +163,38 @@ def shrink(ranks: Sequence[int] | None = None) -> list[int]:
     DataLoader, which have read them, have to be made again. `rejoin` then has the
     models agree.
 
+    In a job of ``rankscope.run --min-ranks`` the launcher says which ranks are lost:
+    those that it does not start again. This function waits for fresh processes of the
+    others, as `rebuild` does; where no rank is lost it is `rebuild`.
+
     Parameters
     ----------
     ranks : sequence of int, optional
         The ranks that are lost, as ``get_rank()`` named them before; the same on every
         rank that stays. ``None``: those that the abort of the default group names as
         its cause, such as ranks that died.
+    timeout : float, default 300
+        Seconds to wait for the other ranks in a job of ``rankscope.run``.
 
     Returns
     -------
     list of int
-        The lost ranks.
+        The lost ranks, as ``get_rank()`` named them before.
 
     Raises
     ------
     ValueError
         No rank is given, and the abort names none; or this rank is among them; or they
-        are not ranks of the default group.
+        are not ranks of the default group; or ranks are given in a job of
+        ``rankscope.run``.
     DistBackendError
-        Torch has no such group; or the job is one of ``rankscope.run``.
+        Torch has no such group; or ranks that are waited for ended without an error.
+    DistStoreTimeoutError
+        Ranks did not come within `timeout`; the message names them.
     """
     from rankscope.backends.torch_backend import recovering  # it imports torch
 
-    return recovering.shrink(ranks)
+    return recovering.shrink(ranks, timeout)
 
 
 def rejoin(

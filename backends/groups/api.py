@@ -170,7 +170,7 @@ def init_process_group(
     if later is not None:
         # Once the group is there: the others learn of a death from now on.
         try:
-            launched.await_round(later, rank, world_size, seconds)
+            launched.await_round(later, rank, range(world_size), seconds)
         except BaseException:
             world.destroy()
             raise

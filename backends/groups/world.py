@@ -71,6 +71,9 @@ class World:
         self._groups: dict[GroupKey, ProcessGroup] = {}
         # Number of groups made with the same description and ranks.
         self._uses: dict[GroupKey, int] = {}
+        #: The groups that an object of another library stands for, such as torch's: a
+        #: fresh process has to make that object.
+        self.wrapped: set[GroupKey] = set()
         #: What ``group=None`` means; ``None`` before there is a default group.
         self.current: ProcessGroup | None = None
         self._lock = threading.RLock()
@@ -371,11 +374,13 @@ class World:
                 "uses": [(*key, count) for key, count in self._uses.items()],
                 "groups": [
                     {
+                        "id": one.key.id,
                         "name": one.group_desc,
                         "ranks": one.ranks,
                         "backend": str(one.config),
                         "timeout": one.timeout,
                         "generation": one.generation,
+                        "wrapped": one.key in self.wrapped,
                     }
                     for one in self.groups()
                 ],
@@ -397,6 +402,8 @@ class World:
             made = []
             for one in exported["groups"]:
                 key = GroupKey(one["name"], tuple(one["ranks"]))
+                if one["wrapped"]:
+                    self.wrapped.add(key)
                 if self.rank in one["ranks"] and key not in self._groups:
                     self._add(
                         one["name"],
@@ -411,10 +418,15 @@ class World:
                     if source.library == one["library"]:
                         source.import_group(one)
                         made.append(one["name"])
+            self.import_uses(exported)
+            return made
+
+    def import_uses(self, exported: dict[str, Any]) -> None:
+        """Name groups that are made later as the rank of `exported` does."""
+        with self._lock:
             for base, ranks, count in exported["uses"]:
                 key = GroupKey(base, tuple(ranks))
                 self._uses[key] = max(count, self._uses.get(key, 0))
-            return made
 
     def destroy(self, group: ProcessGroup | None = None) -> None:
         """Shut down `group`; if it is the default one, or ``None``, all groups."""
@@ -425,6 +437,7 @@ class World:
                 _leave_groups([group], how)
                 group.shutdown()
                 self._groups.pop(group.key, None)
+                self.wrapped.discard(group.key)
                 recorder.changed()
                 return
             chosen, self._groups = self.groups(), {}
@@ -449,6 +462,7 @@ class World:
             store.close()
         self.rank = self.size = None
         self._uses.clear()
+        self.wrapped.clear()
         self.current = None
         recorder.changed()
 
@@ -515,6 +529,7 @@ class World:
         atexit.unregister(self._leave)
         self._lock = threading.RLock()
         self._groups, self._uses, self.current = {}, {}, None
+        self.wrapped = set()
         self.store = self.rank = self.size = None
         self._owns_store = False
 

@@ -3,19 +3,38 @@
 They wait for it in `rankscope.torch.rejoin`, and so its first op has to be there. It
 makes its model before: the collectives in the constructor of DistributedDataParallel
 are left out, since `rejoin` gives the model the values of the others.
+
+It makes its groups before, too, as the others have made theirs. A group of theirs that
+it lacks is refused on all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from ..errors import DistBackendError
+from ..errors import DistBackendError, DistStoreTimeoutError
+from ..groups.key import GroupKey
+from ..groups.launched import FRESH, LaunchedStore
+from ..groups.process_group import ProcessGroup
+from ..groups.world import world
+from ..rank_sets import name_ranks
+from ..stores.base import Store
+from ..stores.prefix import PrefixStore
 from ..work.flight_recorder import Record
 from ..work.hooks import add_op_hook
 from . import private
 
-__all__ = ["Joining", "begin", "joining"]
+__all__ = [
+    "Joining",
+    "adopt",
+    "begin",
+    "joining",
+    "require_members",
+    "require_rejoined",
+]
 
 
 class Joining:
@@ -47,6 +66,7 @@ class Joining:
     @contextlib.contextmanager
     def rejoining(self) -> Iterator[None]:
         """Let the ops of the block pass; the block ends without an error: `end`."""
+        _tell_groups(joins=True)
         self._rejoins = True
         try:
             yield
@@ -57,6 +77,11 @@ class Joining:
 
     def end(self) -> None:
         """Let all ops pass from now on: this rank is as the others."""
+        self.forget()
+        _tell_groups(joins=False)
+
+    def forget(self) -> None:
+        """Let all ops pass: this process has no groups any more."""
         global _joining
         for undo in self._undo:
             undo()
@@ -65,8 +90,12 @@ class Joining:
 
 def begin(rank: int, *, in_cells: bool = False) -> None:
     """Begin: this process is the fresh one of global rank `rank`."""
-    global _joining
+    global _joining, _in_cells
     _joining = Joining(rank, in_cells=in_cells)
+    if in_cells:
+        _in_cells = True
+        _lacking.update(world.wrapped)
+        _tell_groups(joins=True)
 
 
 def joining() -> Joining | None:
@@ -75,3 +104,147 @@ def joining() -> Joining | None:
 
 
 _joining: Joining | None = None
+
+
+# -- its groups ------------------------------------------------------------------
+
+# Whether this process was a fresh rank of a notebook, and the groups of the others that
+# torch does not have here.
+_in_cells = False
+_lacking: set[GroupKey] = set()
+
+
+def _told(store: Store) -> Store:
+    """Return the keys in which fresh ranks tell which groups they have."""
+    return PrefixStore("torch", store)
+
+
+def _tell_groups(*, joins: bool) -> None:
+    """Tell the others which groups this fresh rank has.
+
+    From now on it names groups as they do.
+    """
+    store = world.store
+    assert store is not None
+    if isinstance(store, LaunchedStore):
+        for arrival in store.arrivals.values():
+            if arrival["groups"] is not None:
+                world.import_uses(arrival["groups"])
+    told = {"joins": joins, "groups": [one.id for one in world.wrapped - _lacking]}
+    _told(store).set(str(world.rank), json.dumps(told).encode())
+
+
+def _heard(rank: int) -> dict[str, Any] | None:
+    """Return what a fresh rank has told; ``None``: nothing."""
+    assert world.store is not None
+    told = _told(world.store)
+    return json.loads(told.get(str(rank))) if told.check([str(rank)]) else None
+
+
+def adopt(ranks: Sequence[int], description: str) -> ProcessGroup | None:
+    """Return the group of the others that a fresh rank of a notebook makes now.
+
+    It has all groups of Rankscope from them. ``None``: none is left that has the ranks
+    and the description.
+    """
+    for group in world.groups():
+        named = description in ("", group.group_desc.partition(" (")[0])
+        if group.key in _lacking and named and group.ranks == list(ranks):
+            _lacking.remove(group.key)
+            _tell_groups(joins=True)
+            return group
+    return None
+
+
+def note_made(key: GroupKey) -> None:
+    """Note a group that torch has from now on."""
+    world.wrapped.add(key)
+    if _in_cells:
+        _tell_groups(joins=_joining is not None)
+
+
+def require_rejoined(ranks: Sequence[int]) -> None:
+    """Raise `DistBackendError` where a fresh rank of a notebook has not rejoined.
+
+    A group that is made on all ranks would be another one there: see `adopt`.
+    """
+    fresh = [
+        one
+        for one in ranks
+        if one != world.rank and (_heard(one) or {"joins": False})["joins"]
+    ]
+    if fresh:
+        listed = ",".join(map(str, fresh))
+        raise DistBackendError(
+            f"new_group: {name_ranks(fresh)} had to be started again, and first gets "
+            "the groups that the others have: run the cells that make groups there alone "
+            f"(%%distributed -r {listed}), and then rankscope.torch.rejoin(model, "
+            "optimizer), or rankscope.torch.rebuild(), on all ranks",
+            culprits=fresh,
+        )
+
+
+def require_members(group: ProcessGroup, op: str, *, in_cells: bool) -> None:
+    """Raise `DistBackendError` where a fresh rank has not made a group of the others.
+
+    `in_cells`: the ranks are those of a notebook. Waits, in a job of ``rankscope.run``,
+    until fresh ranks have made their groups.
+    """
+    store = world.store
+    if group.key not in world.wrapped:
+        return
+    others = [rank for rank in group.ranks if rank != world.rank]
+    lacking, remedy = [], ""
+    if isinstance(store, LaunchedStore):
+        if group.key.id not in _ids(store.arrivals.get(group.global_rank)):
+            return  # it was made in this round
+        for rank in others:
+            arrival = store.arrivals.get(rank)
+            if arrival is not None and arrival["way"] == FRESH:
+                _await_groups(store, rank, group, op)
+                told = _heard(rank)
+                assert told is not None
+                has = told["groups"]
+            else:
+                has = _ids(arrival)
+            if group.key.id not in has:
+                lacking.append(rank)
+        remedy = "a fresh process makes those that the script makes at its start; "
+    elif in_cells:
+        for rank in others:
+            told = _heard(rank)
+            if told is not None and group.key.id not in told["groups"]:
+                lacking.append(rank)
+        listed = ",".join(map(str, lacking))
+        remedy = f"run the cell that makes it there (%%distributed -r {listed}); "
+    if lacking:
+        one = len(lacking) == 1
+        raise DistBackendError(
+            f"{op} in {group.describe()}: {name_ranks(lacking)} "
+            f"{'was' if one else 'were'} started again, and {'has' if one else 'have'} "
+            f"not made this group of {name_ranks(group.ranks)}: {remedy}"
+            "or make it anew with new_group on all ranks, after "
+            "rankscope.torch.rejoin(model, optimizer)",
+            culprits=lacking,
+        )
+
+
+def _ids(arrival: dict[str, Any] | None) -> list[str]:
+    """Return the ids of torch's groups that a rank came with."""
+    if arrival is None or arrival["groups"] is None:
+        return []
+    return [one["id"] for one in arrival["groups"]["groups"] if one["wrapped"]]
+
+
+def _await_groups(
+    store: LaunchedStore, rank: int, group: ProcessGroup, op: str
+) -> None:
+    try:
+        _told(store).wait([str(rank)], group.timeout)
+    except DistStoreTimeoutError as error:
+        raise DistStoreTimeoutError(
+            f"{op} in {group.describe()}: rank {rank} was started again, and has not "
+            f"called rankscope.torch.rejoin(model, optimizer) within {group.timeout:g} "
+            "s: the others call it after rebuild(), before other ops",
+            culprits=[rank],
+        ) from error

@@ -13,7 +13,7 @@ from ..groups.process_group import ProcessGroup
 from ..groups.subgroups import new_group
 from ..groups.world import world
 from ..launch_variables import first_number
-from . import joining, private
+from . import joining
 from .options import Options
 from .private import store_host
 
@@ -21,9 +21,11 @@ __all__ = [
     "Options",
     "default_ranks",
     "join_others",
+    "joins_groups",
     "make_default_group",
     "make_group",
     "note_default_ranks",
+    "require_members",
     "take_options",
 ]
 
@@ -44,6 +46,8 @@ def default_ranks() -> list[int]:
 
 
 _default_ranks: list[int] = []
+# Whether the default group was there before torch's: the ranks are a notebook's.
+_in_cells = False
 
 
 def note_default_ranks(ranks: list[int]) -> None:
@@ -77,6 +81,8 @@ def make_default_group(
     Raises `DistBackendError` where the ranks of the two libraries differ.
     """
     default = world.default
+    global _in_cells
+    _in_cells = default is not None
     if default is None:
         return _meet(store, rank, size, timeout, options), True
     if (default.rank(), default.size()) != (rank, size):
@@ -92,35 +98,55 @@ def make_default_group(
     return made, False
 
 
+def joins_groups() -> bool:
+    """Return whether this process of ``rankscope.run`` is fresh among others."""
+    store = world.store
+    return isinstance(store, launched.LaunchedStore) and store.joins_groups
+
+
 def join_others(rank: int) -> None:
     """Join the others as fresh rank `rank` of a notebook, with Rankscope's groups.
 
-    Torch numbers groups as on the others, whose groups' names are here. In `rejoin`
-    this rank sends nothing.
+    In `rejoin` this rank sends nothing.
     """
     joining.begin(rank, in_cells=True)
-    private.continue_numbers(name for name, *_ in world.export_groups()["uses"])
 
 
 def make_group(
     ranks: list[int], description: str, timeout: float, options: Options
 ) -> ProcessGroup:
-    """Return a new group of Rankscope for torch's global ranks `ranks`."""
+    """Return a group of Rankscope for torch's global ranks `ranks`: a new one.
+
+    On a fresh rank of a notebook, before `rejoin`, it is the one that the others have.
+    """
     known = default_ranks()
     if not known:
         raise DistBackendError(
             "new_group: the backend rankscope needs a default group of its own: "
             "init_process_group('rankscope')"
         )
+    members = [known[rank] for rank in ranks]
+    if _in_cells:
+        fresh = joining.joining()
+        found = None if fresh is None else joining.adopt(members, description)
+        if found is not None:
+            return found
+        joining.require_rejoined(members)
     made = new_group(
-        [known[rank] for rank in ranks],
+        members,
         timeout,
         options.transport,
         group_desc=description or None,
         sort_ranks=False,
     )
     assert isinstance(made, ProcessGroup)
+    joining.note_made(made.key)
     return made
+
+
+def require_members(group: ProcessGroup, op: str) -> None:
+    """Raise `DistBackendError` where a fresh rank lacks a group of the others."""
+    joining.require_members(group, op, in_cells=_in_cells)
 
 
 def _meet(

@@ -26,6 +26,7 @@ from .arguments import (
     one_tensor,
     reduce_op_in,
 )
+from .meeting import require_members
 from .private import disable_dynamo, is_profiling
 from .sparse import sparse_all_reduce
 from .tensors import memories, memory, row_memory
@@ -49,10 +50,15 @@ class Ops:
         # for ever without the half in Python. Those are all_reduces of one number.
         self._kept: collections.deque[TorchWork] = collections.deque(maxlen=64)
         self._batch: Any = None
+        # The last generation in which all ranks were seen to have the group.
+        self._complete = 0
 
     # -- starting an op ------------------------------------------------------------
 
     def _where(self, name: str) -> Place:
+        if self.group.generation != self._complete:
+            require_members(self.group, name)
+            self._complete = self.group.generation
         return Place(name, self.group)
 
     def _issue(
@@ -413,6 +419,7 @@ class Ops:
     @disable_dynamo
     def barrier(self, opts: Any = None, timeout: Timeout = None) -> TorchWork:
         """Wait for all ranks."""
+        self._where("barrier")
         return self._issue(
             data_movement.barrier, async_op=True, opts=opts, timeout=timeout
         )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 __all__ = [
     "DistributedDataParallel",
     "c10d",
-    "continue_numbers",
     "disable_dynamo",
     "graph_task",
     "groups_name",
@@ -229,22 +227,9 @@ def store_host(store: Any) -> str:
     return host or "127.0.0.1"
 
 
-def continue_numbers(shown: Iterable[str]) -> None:
-    """Have torch number its next group after those that are called `shown`."""
-    numbers = [
-        int(one.removeprefix("group "))
-        for one in shown
-        if re.fullmatch(r"group \d+", one)
-    ]
-    registry = c10d_module._world
-    registry.group_count = max([registry.group_count, *(one + 1 for one in numbers)])
-
-
-def groups_name(name: str, description: str) -> str:
+def groups_name(description: str) -> str:
     """Return the name that a person reads for a group of torch; empty: its ranks.
 
     The groups of a DeviceMesh have the names of its dimensions.
     """
-    if description not in ("", "undefined"):
-        return description.removeprefix("mesh_")
-    return f"group {name}" if name.isdigit() else ""
+    return "" if description == "undefined" else description.removeprefix("mesh_")

@@ -46,36 +46,56 @@ def _groups() -> list[ProcessGroupRankscope]:
 def rebuild(timeout: float = REBUILD_TIMEOUT) -> None:
     """Do `rankscope.torch.rebuild`."""
     groups = _groups()
-    store = world.store
-    if not isinstance(store, LaunchedStore):
-        for group in groups:
-            rebuild_process_group(group.group)
-        return
-    aborted = groups[0].group.aborted is not None
     fresh = joining()
-    if fresh is not None and not aborted:
-        fresh.end()
+    if isinstance(world.store, LaunchedStore):
+        if fresh is not None and groups[0].group.aborted is None:
+            fresh.end()
+        else:
+            _go_on(groups, world.store, timeout)
         return
+    for group in groups:
+        rebuild_process_group(group.group)
+    if fresh is not None:
+        fresh.end()
+
+
+def _go_on(
+    groups: Sequence[ProcessGroupRankscope],
+    store: LaunchedStore,
+    timeout: float,
+    *,
+    without_lost: bool = False,
+) -> list[int]:
+    """Wait for the others in a later round; return the ranks that are lost."""
     assert world.rank is not None
-    assert world.size is not None
-    if aborted or store.complete:
+    # Each rank comes to each round, and tries one again that did not begin.
+    if store.complete:
         for group in groups:
             acknowledge(group.group.status)
         store = store.next()
         world.begin_round(store)
-    await_round(store, world.rank, world.size, timeout)
+    members = groups[0].group.ranks
+    has = world.export_groups()
+    return await_round(store, world.rank, members, timeout, has, goes_on=without_lost)
 
 
-def shrink(ranks: Sequence[int] | None = None) -> list[int]:
+def shrink(
+    ranks: Sequence[int] | None = None, timeout: float = REBUILD_TIMEOUT
+) -> list[int]:
     """Do `rankscope.torch.shrink`."""
     groups = _groups()
     default = groups[0]
-    if isinstance(world.store, LaunchedStore):
-        raise DistBackendError(
-            "shrink: the launcher of this job, rankscope.run, replaces a rank that "
-            "dies, or ends the others: call rankscope.torch.rebuild()"
-        )
     known = list(default.group.ranks)
+    if isinstance(world.store, LaunchedStore):
+        if ranks is not None:
+            raise ValueError(
+                f"shrink: ranks={list(ranks)}; in a job of rankscope.run the launcher "
+                "says which ranks are lost: give none"
+            )
+        missing = _go_on(groups, world.store, timeout, without_lost=True)
+        if not missing:
+            return []
+        ranks = [known.index(one) for one in missing]
     if ranks is None:
         reason = default.group.aborted
         culprits = () if reason is None else reason.culprits
@@ -107,6 +127,9 @@ def shrink(ranks: Sequence[int] | None = None) -> list[int]:
         elif group.group.aborted is not None:
             rebuild_process_group(group.group)
         private.renumber(group, [staying.index(one) for one in group.group.ranks])
+    for one in world.groups():
+        if gone & set(one.ranks):
+            one.abort(f"shrink: {name_ranks(sorted(gone))} are left out")
     meeting.note_default_ranks(staying)
     return lost
 

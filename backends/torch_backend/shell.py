@@ -55,7 +55,7 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
             )
             meeting.note_default_ranks(self.group.ranks)
             self._unmade = None
-            if self._owns_world and self.group.generation:
+            if self._owns_world and meeting.joins_groups():
                 joining.begin(rank)
         else:
             self._unmade = timeout.total_seconds(), options
@@ -137,7 +137,7 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         self._description = description
         if self._unmade is not None:
             (timeout, options), self._unmade = self._unmade, None
-            shown = groups_name(self._name, description)
+            shown = groups_name(description)
             self.group = meeting.make_group(self._ranks, shown, timeout, options)
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -172,7 +172,7 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
             meeting.note_default_ranks([])
             fresh = joining.joining()
             if fresh is not None:
-                fresh.end()
+                fresh.forget()
             destroy_process_group()
         elif group is not world.default:
             destroy_process_group(group)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.backends.groups.launched import ENDED
+from rankscope.backends.groups.launched import ENDED, LOST
 from rankscope.backends.launch_variables import STORE
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.base import LAUNCHER as SERVED_BY_LAUNCHER
@@ -54,7 +54,8 @@ class Script:
 
 class Launcher:
     """`size` ranks of `script`; a rank that fails is started again up to `restarts`
-    times, and then ends the others.
+    times. Then it is lost: the others go on if at least `least` ranks are left, and are
+    ended if not.
 
     `port` is ``MASTER_PORT``, 0 for a free one. `log_folder` gets a file for each rank.
 
@@ -67,10 +68,13 @@ class Launcher:
         script: Script,
         *,
         restarts: int = 0,
+        least: int | None = None,
         port: int = 0,
         log_folder: Path | None = None,
     ) -> None:
         self._size, self._script, self._restarts = size, script, restarts
+        self._least = size if least is None else least
+        self._lost: list[int] = []
         self._log_folder = log_folder
         if log_folder is not None:
             log_folder.mkdir(parents=True, exist_ok=True)
@@ -178,8 +182,10 @@ class Launcher:
                     return 0
                 continue
             why_not = self._why_not_replaced(rank)
-            if why_not:
+            if why_not and not self._lose(event, why_not):
                 return self._failed(event, why_not)
+            if why_not:
+                continue
             # Children that it has left may hold what the fresh one needs.
             event.send_signal(signal.SIGKILL)
             self._restarted[rank] += 1
@@ -187,8 +193,22 @@ class Launcher:
             say(f"{event.describe()}; it is started again ({count})")
             self._start(rank)
 
+    def _lose(self, event: RankProcess, why_not: str) -> bool:
+        """Have the others go on without a rank that failed, if enough are left."""
+        over = sum(one.exit_code == 0 for one in self._ended)
+        if not self._ranks or len(self._ranks) + over < self._least:
+            return False
+        self._lost.append(event.rank)
+        self._store.set(LOST.format(event.rank), b"1")
+        say(
+            f"{event.describe()}; {why_not}: {name_ranks(sorted(self._ranks))} may go on"
+        )
+        return True
+
     def _why_not_replaced(self, rank: int) -> str:
         """Return why a rank that failed is not started again; empty: it is."""
+        if self._lost:
+            return f"it is not started again, as {name_ranks(self._lost)} is lost"
         if not self._restarts:
             return "no rank is started again, as --max-restarts is 0"
         if self._restarted[rank] == self._restarts:

@@ -115,7 +115,8 @@ def test_a_cell_rebuilds_the_group_itself(cluster: Cluster) -> None:
     end_as_in_one_process(cluster, "rankscope.torch.rebuild()", 6)
 
 
-def replace_killed(cluster: Cluster, rank: int, steps: int) -> None:
+def kill(cluster: Cluster, rank: int) -> None:
+    """Kill a rank that another one waits for; start it again."""
     error = hang(cluster, 1 - rank)
     pid = cluster.status().ranks[rank].pid
     assert pid is not None
@@ -123,21 +124,64 @@ def replace_killed(cluster: Cluster, rank: int, steps: int) -> None:
     assert f"rank {rank} is dead: killed by SIGKILL" in error()
     cluster.restart([rank])
     cluster.rebuild()
+
+
+def replace_killed(cluster: Cluster, rank: int, steps: int) -> None:
+    kill(cluster, rank)
     for code in BEGIN, "begin(init_sync=False)":
         cluster.execute(code, ranks=[rank]).result(WAIT)
     end_as_in_one_process(cluster, "", steps)
 
 
+MAKE = """
+    from torch.distributed.device_mesh import init_device_mesh
+    pair = dist.new_group([0, 1])
+    inner = init_device_mesh(
+        "cpu", (1, 2), mesh_dim_names=("outer", "inner")).get_group("inner")
+"""
+USE = "x = torch.ones(1)\nfor group in pair, inner: dist.all_reduce(x, group=group)"
+
+
+def refused(cluster: Cluster, code: str, rank: int) -> str:
+    with pytest.raises(ExecutionError) as caught:
+        cluster.execute(code, ranks=[rank]).result(WAIT)
+    return str(caught.value)
+
+
 def test_a_killed_rank_is_replaced_and_the_others_train_on(cluster: Cluster) -> None:
-    run(cluster, "pair = dist.new_group([0, 1])")
+    run(cluster, MAKE)
     replace_killed(cluster, 1, 8)
-    code = "pair, x = dist.new_group([0, 1]), torch.ones(1)"
-    code += "\ndist.all_reduce(x, group=pair)"
-    assert values(cluster, code, "x.item()") == {0: [2], 1: [2]}
+    text = (
+        "all_reduce in group 'ranks 0-1' on rank 0: rank 1 was started again, and has "
+    )
+    assert text + "not made this group of ranks 0–1" in refused(cluster, USE, 0)
+    code = "pair = inner = dist.new_group([0, 1])\n"
+    assert values(cluster, code + USE, "x.item()") == {0: [4], 1: [4]}
 
 
-def test_rank_0_is_replaced_too_and_sends_nothing(cluster: Cluster) -> None:
-    replace_killed(cluster, 0, 10)
+def test_rank_0_is_replaced_too_and_gets_the_groups_of_the_others(
+    cluster: Cluster,
+) -> None:
+    """It has had torch's store, without which the others make groups later."""
+    cluster.execute(MAKE, ranks=[0]).result(WAIT)
+    cluster.execute(MAKE, ranks=[1]).result(WAIT)
+    assert values(cluster, USE, "x.item()") == {0: [4], 1: [4]}
+    kill(cluster, 0)
+    assert "first gets the groups that the others have" in refused(cluster, MAKE, 1)
+    names = "pair.group.group_desc", "inner.group.group_desc"
+    expected = values(cluster, "if rank == 0: pair = inner = dist.group.WORLD", *names)[
+        1
+    ]
+    for _ in range(2):
+        cluster.execute("pair = dist.new_group([0, 1])", ranks=[0]).result(WAIT)
+    cluster.execute(MAKE, ranks=[0]).result(WAIT)
+    assert values(cluster, "", *names) == dict.fromkeys((0, 1), expected)
+    assert values(cluster, USE, "x.item()") == {0: [4], 1: [4]}
+    for code in BEGIN, "begin(init_sync=False)":
+        cluster.execute(code, ranks=[0]).result(WAIT)
+    end_as_in_one_process(cluster, "", 10)
+    run(cluster, MAKE)
+    run(cluster, USE)
 
 
 def test_the_default_group_outlives_torchs(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import rankscope, rankscope.torch
 sys.path.insert(0, sys.argv[1])
 import backend_training as training
+from torch.distributed.device_mesh import init_device_mesh
 dist.init_process_group("rankscope")
 rank, fresh = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 """
@@ -40,9 +41,15 @@ def run(folder: Path, code: str, *options: str) -> tuple[int, str, str]:
 
 
 def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
-    """Rank 1 dies before DDP has its final buckets, and then rank 0, the first."""
+    """Rank 1 dies before DDP has its final buckets, and then rank 0, the first.
+
+    Fresh ranks make the groups of the start of the script; one made later is refused
+    on all of its ranks until it is made anew.
+    """
     code = """
     pair = dist.new_group([0, 1])
+    mesh = init_device_mesh("cpu", (1, 3), mesh_dim_names=("outer", "inner"))
+    late = None
     model = training.DistributedDataParallel(training.Net(), bucket_cap_mb=0.01)
     with_graph = training.DistributedDataParallel(training.Net(), static_graph=True)
     both = torch.nn.ModuleList([model, with_graph])
@@ -61,6 +68,8 @@ def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
             (model(x).pow(2).mean() + with_graph(x).pow(2).mean()).backward()
             optimizer.step()
             step += 1
+            if late is None and not fresh:
+                late = dist.new_group([0, 1, 2], group_desc="late")
         except rankscope.DistAbortedError as error:
             print(f"step {step}: {error.reason}", error.culprits)
             rankscope.torch.rebuild(120)
@@ -70,7 +79,14 @@ def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
     if rank < 2:
         dist.all_reduce(x, group=pair)
         assert x.item() == 2
-    later = dist.new_group([0, 1, 2])
+    dist.all_reduce(x, group=mesh.get_group("inner"))
+    assert x.item() == 5
+    if late is not None:
+        try:
+            dist.all_reduce(x, group=late)
+        except rankscope.DistBackendError as error:
+            print(f"refused: {error}")
+    later = dist.new_group([0, 1, 2], group_desc="late")
     flat = torch.cat([one.detach().flatten() for one in both.parameters()])
     found = [torch.empty_like(flat) for _ in range(3)]
     dist.all_gather(found, flat, group=later)
@@ -91,6 +107,97 @@ def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
                 out,
             ), out
     assert err.count("killed by SIGKILL after") == 2
+    refused = (
+        "[rank 2] refused: all_reduce in group 'late' on rank 2: ranks 0–1 were "
+        "started again, and have not made this group of ranks 0–2"
+    )
+    assert refused in out, out
+
+
+def test_ranks_that_make_their_groups_anew_meet_the_fresh_one(tmp_path: Path) -> None:
+    """As under torchrun: all load a checkpoint, and DDP's constructor has its ops."""
+    code = """
+    saved = sys.argv[0] + ".saved"
+    step = 0
+    while step < 4:
+        model = training.DistributedDataParallel(training.Net(), bucket_cap_mb=0.01)
+        optimizer = training.adam(model)
+        try:
+            if step or fresh:
+                model.module.load_state_dict(torch.load(saved))
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                step = 2
+            while step < 4:
+                if step == 2 and rank == 0 and not fresh:
+                    torch.save(model.module.state_dict(), saved)
+                    os.kill(os.getpid(), 9)
+                training.do_step(model, optimizer, training.own(step))
+                step += 1
+        except rankscope.DistAbortedError as error:
+            print(error.reason)
+            dist.destroy_process_group()
+            dist.init_process_group("rankscope")
+    found = [torch.empty(1) for _ in range(2)]
+    total = sum(one.detach().sum() for one in model.parameters()).reshape(1)
+    dist.all_gather(found, total)
+    assert torch.equal(*found)
+    dist.destroy_process_group()
+    print("trained")
+    """
+    status, out, err = run(tmp_path, code, "-n", "2", "--max-restarts", "1")
+    assert status == 0, err
+    assert out.count("trained") == 2
+    assert re.search(r"\[rank 1\] rank 0 \(process \d+ on .*\) is gone", out), out
+
+
+def test_the_others_go_on_without_a_rank_that_is_not_started_again(
+    tmp_path: Path,
+) -> None:
+    """First a rank is replaced, then it is lost, and then another one, the first."""
+    code = """
+    model = training.DistributedDataParallel(training.Net(), bucket_cap_mb=0.01)
+    optimizer = training.adam(model)
+    number = int(os.environ["RANK"])
+    step, joined = 0, False
+    while step < 8:
+        try:
+            if not joined:
+                step, joined = rankscope.torch.rejoin(model, optimizer), True
+            if (step, number) in {(3, 1), (5, 0)} or (step, number, fresh) == (1, 1, 0):
+                os.kill(os.getpid(), 9)
+            training.do_step(model, optimizer, training.own(step))
+            step += 1
+        except rankscope.DistAbortedError as error:
+            if number == 2 and step == 3:
+                try:
+                    rankscope.torch.rebuild(60)
+                except rankscope.DistBackendError as refused:
+                    print(f"refused: {refused}", refused.culprits)
+            lost = rankscope.torch.shrink(timeout=60)
+            print("lost", lost, dist.get_rank(), dist.get_world_size())
+            joined = False
+    assert training.difference(model.module, 8) <= 1e-6
+    dist.destroy_process_group()
+    print("trained")
+    """
+    options = "-n", "3", "--max-restarts", "1", "--min-ranks", "1"
+    status, out, err = run(tmp_path, code, *options)
+    assert status == 0, err
+    assert [one for one in out.splitlines() if one.startswith("[rank 2]")] == [
+        "[rank 2] lost [] 2 3",
+        "[rank 2] refused: rank 2 waits for all ranks to go on together, and rank 1 "
+        "failed and will not be started again: the ranks that live call "
+        "rankscope.torch.shrink() in the place of rebuild(); a rank that was started "
+        "again cannot join them (1,)",
+        "[rank 2] lost [1] 1 2",
+        "[rank 2] lost [0] 0 1",
+        "[rank 2] trained",
+    ]
+    assert "[rank 0] lost [1] 0 2" in out
+    assert (
+        "it is not started again, as --max-restarts is 1: ranks 0, 2 may go on" in err
+    )
+    assert "it is not started again, as rank 1 is lost: rank 2 may go on" in err
 
 
 def test_a_fresh_rank_that_does_not_rejoin_is_named(tmp_path: Path) -> None:
