@@ -200,9 +200,8 @@ class Launcher:
             return False
         self._lost.append(event.rank)
         self._store.set(LOST.format(event.rank), b"1")
-        say(
-            f"{event.describe()}; {why_not}: {name_ranks(sorted(self._ranks))} may go on"
-        )
+        left = name_ranks(sorted(self._ranks))
+        say(f"{event.describe()}; {why_not}: {left} may go on")
         return True
 
     def _why_not_replaced(self, rank: int) -> str:
