@@ -177,9 +177,10 @@ def require_rejoined(ranks: Sequence[int]) -> None:
         listed = ",".join(map(str, fresh))
         raise DistBackendError(
             f"new_group: {name_ranks(fresh)} had to be started again, and first gets "
-            "the groups that the others have: run the cells that make groups there alone "
-            f"(%%distributed -r {listed}), and then rankscope.torch.rejoin(model, "
-            "optimizer), or rankscope.torch.rebuild(), on all ranks",
+            "the groups that the others have: run the cells that make groups there "
+            f"alone (%%distributed -r {listed}), and then "
+            "rankscope.torch.rejoin(model, optimizer), or rankscope.torch.rebuild(), "
+            "on all ranks",
             culprits=fresh,
         )
 
