@@ -106,6 +106,8 @@ class Summary:
     #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``; empty
     #: while one runs.
     last_cell_exit: str = ""
+    #: The group, the op and the sequence number whose error ended it, if one did.
+    last_cell_op: tuple[str, str, int] | None = None
     #: Whether it failed, and none runs now.
     last_cell_failed: bool = False
     #: ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, empty where there is none.

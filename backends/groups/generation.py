@@ -317,7 +317,7 @@ class Generation:
         self._ended.set()
         errors: dict[Work, DistAbortedError] = {}
         for work in list(self.status.in_flight.values()):
-            errors[work] = error = self.aborted_error(work)
+            errors[work] = error = self._error_of(work)
             error.__cause__ = work.withheld
             work.fail_pending_as(error)
         overdue = self.deadlines.overdue
@@ -334,9 +334,16 @@ class Generation:
             self.stopped.set()
             for work in list(self.status.in_flight.values()):
                 # A Work issued during the abort has no error yet.
-                work.fail_by_group(errors.get(work) or self.aborted_error(work))
+                work.fail_by_group(errors.get(work) or self._error_of(work))
             recorder.changed()
             self._peers.close()
+
+    def _error_of(self, work: Work) -> DistAbortedError:
+        # A Work that is just being handed over is not tied to its record yet.
+        handing_over = self.handing_over
+        if work.record is None and handing_over is not None:
+            return self.aborted_error(handing_over[0])
+        return self.aborted_error(work)
 
     def disown(self, why: str) -> None:
         """Refuse every op: this process is a forked child, the group its parent's.

@@ -222,6 +222,8 @@ class RankEvidence:
     #: How it left the cell that it ran, or that it runs none: a clause without the
     #: rank, e.g. ``left cell 7 with ValueError at line 4``.
     last_cell_exit: str | None = None
+    #: The group whose op failed with the error that ended that cell.
+    failed_in: Group | None = None
     #: Its main thread has left the program without an error.
     has_left: bool | None = None
     #: Its process, e.g. ``pid 4711 on node1``.

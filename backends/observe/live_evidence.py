@@ -75,6 +75,11 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
         place = record["group_id"], record["generation"]
         if place in known:
             found.setdefault(place, []).append((order, record))
+    failed_in = None
+    for place, ops in found.items() if view.last_cell_op else ():
+        last = ops[-1][1]
+        if view.last_cell_op == (last["group"], last["op"], sequence_number(last)):
+            failed_in = known[place][1]
     return RankEvidence(
         view.rank,
         {
@@ -90,6 +95,7 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
         death=view.death,
         silence=silence,
         last_cell_exit=view.last_cell_exit or _IN_NO_CELL,
+        failed_in=failed_in,
         process=view.process or None,
         read_ns=view.now_ns,
     )

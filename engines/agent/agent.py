@@ -304,6 +304,7 @@ class Agent:
             # A cell that is being prepared cannot be interrupted yet.
             "cell": None if began is None else self.cells.number,
             "last_cell_exit": self.cells.last_exit if began is None else "",
+            "last_cell_op": self.cells.last_op if began is None else None,
             "last_cell_failed": self.cells.last_failed and began is None,
             "gpu": gpu,
             "gpu_memory": gpu_memory,

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
-from rankscope.backends.groups.inquiry import Place
+from rankscope.backends.errors import DistError
+from rankscope.backends.groups.inquiry import LONGEST_TEXT, Place
 from rankscope.backends.groups.world import world
 from rankscope.backends.printable import printable
 from rankscope.backends.torch_watch.errors import explain, settle
@@ -60,6 +61,8 @@ class Cells:
         self.began: float | None = None
         #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``.
         self.last_exit = ""
+        #: The group, the op and the sequence number whose error ended it.
+        self.last_op: tuple[str, str, int] | None = None
         self.last_failed = False
         self.source = CellSource(self._shell)
         self.reservations = Reservations(self._current, publisher.note_change)
@@ -206,6 +209,7 @@ class Cells:
             self.reservations.end(request["key"])
             if not self.post_mortem.opened:
                 self.last_exit = _describe_exit(self.number, error, line)
+                self.last_op = _failed_op(error)
                 self.last_failed = error is not None
         self.number = self.began = None
         self.post_mortem.opened = False
@@ -255,4 +259,14 @@ def _describe_exit(
     if error is None:
         return f"left {which} at its end"
     place = "" if line is None else f" at line {line}"
-    return f"left {which} with {printable(type(error).__name__)}{place}"
+    said = f"left {which} with {printable(type(error).__name__)}{place}"
+    if not isinstance(error, DistError):
+        return said
+    # What ended it may be the fault of another rank.
+    return f"{said} ({printable(error.reason or str(error))[:LONGEST_TEXT]})"
+
+
+def _failed_op(error: BaseException | None) -> tuple[str, str, int] | None:
+    if not isinstance(error, DistError) or not error.sequence_number:
+        return None
+    return error.group or "", error.op or "", error.sequence_number

@@ -272,6 +272,7 @@ def _view(
         location=location,
         called=library_call(frames),
         last_cell_exit=one.last_cell_exit,
+        last_cell_op=one.last_cell_op,
         exception=exception,
         exception_line=exception_line,
     )
@@ -311,11 +312,16 @@ def _contents(verdicts: Iterable[Verdict]) -> list[tuple[Any, ...]]:
 
 
 def _groups(status: ClusterStatus) -> dict[GroupKey, int]:
-    """Return the groups that a rank can use → their latest generation."""
+    """Return the groups that a rank can use → their latest generation.
+
+    And those in which an op failed that ended the last cell of a rank: others may wait
+    for it in another group.
+    """
     found: dict[GroupKey, int] = {}
     for rank in status.ranks:
+        failed = rank.last_cell_op and rank.last_cell_op[0]
         for group in rank.groups:
-            if group.state == "ready":
+            if group.state == "ready" or group.name == failed:
                 found[group.key] = max(found.get(group.key, 0), group.generation)
     return found
 

@@ -22,6 +22,7 @@ def find_causes(picture: Picture) -> list[Cause]:
     strong = [one for one in picture.differences if not one.weak]
     causes = [_of_difference(one, picture) for one in _first_of_each(strong, picture)]
     blamed = {rank for cause in causes for rank in cause.culprits}
+    blamed |= _ended_by(strong, picture)
     lags = _lags(picture, blamed)
     causes += lags
     blamed |= {rank for cause in lags for rank in cause.culprits}
@@ -47,6 +48,14 @@ def _first_of_each(
         if touched.isdisjoint(one.culprits):
             found.append(one)
     return found
+
+
+def _ended_by(differences: Sequence[Difference], picture: Picture) -> set[int]:
+    """Return ranks whose cell an op ended that ranks had issued unlike."""
+    groups = {one.group for one in differences}
+    return {
+        rank for rank, one in picture.evidence.ranks.items() if one.failed_in in groups
+    }
 
 
 def _of_difference(one: Difference, picture: Picture) -> Cause:
@@ -76,7 +85,8 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
             behind_in is not None
             and not wait.unsure
             and any(rank not in behind for rank in wait.absent)
-            and issue_order(wait) < issue_order(behind_in)
+            # As early: a reduce ends on ranks that have sent, without the absent one.
+            and issue_order(wait) <= issue_order(behind_in)
         ):
             del first[wait.rank]
     return [

@@ -37,6 +37,8 @@ class Pairs:
         self._ops: dict[tuple[int, int, bool], list[IssuedOp]] = {}
         #: The ops in flight of each rank and peer.
         self._pending: dict[tuple[int, int], list[IssuedOp]] = {}
+        #: The last op of each rank, peer and direction, if it has failed.
+        self._failed: dict[tuple[int, int, bool], IssuedOp] = {}
         #: Receives in flight that take a message of any rank.
         self._from_any: list[tuple[int, IssuedOp]] = []
         for rank, evidence in scene.known.items():
@@ -48,6 +50,10 @@ class Pairs:
                 elif op.peer is not None:
                     key = (rank, op.peer, op.op == "send")
                     self._ops.setdefault(key, []).append(op)
+                    if op.retired and op.state == "started":
+                        self._failed[key] = op
+                    else:
+                        self._failed.pop(key, None)
                     if op.in_flight:
                         self._pending.setdefault((rank, op.peer), []).append(op)
 
@@ -67,9 +73,10 @@ class Pairs:
     def waits(
         self, stale: Collection[int], gone: Collection[int]
     ) -> tuple[list[Wait], list[Match]]:
-        """Return what each rank waits in, and the pairs of which both sides wait.
+        """Return what each rank waits in, and the pairs of which no side is over.
 
-        What ranks that are `gone` had sent is lost where the receiver still waits.
+        Of a pair that has failed, one side may be over. What ranks that are `gone` had
+        sent is lost where the receiver still waits.
         """
         waits: list[Wait] = []
         matches: list[Match] = []
@@ -88,6 +95,11 @@ class Pairs:
                         waits.append(wait)
                         if wait.other is not None:
                             matches.append(self._match(rank, op, peer, wait.other))
+        for (rank, peer, _), op in self._failed.items():
+            if {rank, peer}.isdisjoint(stale) and peer in self.known:
+                other = self._other_side(rank, peer, op)
+                if other is not None:
+                    matches.append(self._match(rank, op, peer, other))
         for rank, op in self._from_any:
             if rank not in stale:
                 others = tuple(one for one in self.group.ranks if one != rank)

@@ -340,6 +340,23 @@ def test_an_op_whose_backend_an_abort_stops_at_its_start_fails_as_the_abort(
     assert not group.status.in_flight
 
 
+def test_an_abort_names_an_op_that_is_just_being_handed_over(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending(dist.Work):
+        """Its message comes, and is not what it should be, before the op is tied."""
+
+        def bind(self, record: Any, result: Any = None) -> bool:
+            group.abort("recv: rank 0 sent 16 bytes where 28 were expected")
+            return super().bind(record, result)
+
+    monkeypatch.setattr(Manual, "_new", lambda self, kind, *rest: Ending(kind))
+    with pytest.raises(dist.DistAbortedError) as caught:
+        dist.all_reduce(np.ones(2))
+    assert str(caught.value).startswith("all_reduce #1 of group 'default' on rank 0 (")
+    assert caught.value.sequence_number == 1
+
+
 def test_abort_releases_a_thread_that_waits(group: dist.ProcessGroup) -> None:
     caught: list[BaseException] = []
 

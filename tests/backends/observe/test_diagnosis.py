@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.backends import OpType, ReduceOp, Work
+from rankscope.backends import DistAbortedError, OpType, ReduceOp, Work, WorkState
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.diagnosis import completed_unlike, diagnose, failed_last
+from rankscope.backends.observe.live_evidence import live_evidence
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
 
@@ -123,6 +124,23 @@ def test_a_missing_rank_is_named_with_how_it_left(ranks: list[Simulated]) -> Non
         "rank 2 has not entered all_reduce #2 (cell 7 line 5): it left cell 7 with "
         "ValueError at line 4; ranks 0–1, 3 wait in it"
     )
+
+
+def test_the_op_whose_error_ended_a_cell_is_found_in_the_records(
+    ranks: list[Simulated],
+) -> None:
+    for one in ranks:
+        one.issue(OpType.ALL_REDUCE, 5)
+        one.entries[-1][1].mark_failed(DistAbortedError("sizes"), WorkState.ABORTED)
+    # Rank 1 failed in another group, rank 2 in an earlier op, and rank 3 elsewhere.
+    for one, name, seq in zip(
+        ranks, ("default", "rows", "default"), (2, 2, 1), strict=False
+    ):
+        one.extra["last_cell_op"] = (name, "all_reduce", seq)
+    evidence = live_evidence({DEFAULT: 0}, {one.rank: one.view() for one in ranks})
+    (group,) = evidence.groups
+    found = [evidence.rank(rank).failed_in for rank in range(4)]
+    assert found == [group, None, None, None]
 
 
 def test_a_rank_that_is_busy_is_named_with_where(ranks: list[Simulated]) -> None:

@@ -200,6 +200,65 @@ def test_unless_an_absent_rank_explains_it() -> None:
     assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
 
 
+def test_ranks_that_a_reduce_has_left_do_not_make_its_root_lag() -> None:
+    """They have sent what they have; the root waits for a rank that is absent."""
+    ranks = four()
+    for one in ranks[1:]:
+        one.issue("reduce", root=3, done=one.rank != 3)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0,))
+
+
+def test_an_error_that_has_ended_a_cell_is_the_cause_of_what_waits_elsewhere() -> None:
+    """Rank 1 left with the error of an op that rank 0 had issued unlike it."""
+    for unlike in (True, False):
+        ranks = four()
+        for one in ranks[:2]:
+            size = 9 if unlike and one.rank == 0 else 8
+            one.issue(group=TP0, size=size, state="started")
+            one.ops[TP0][-1].retired = True
+        ranks[1].facts = {
+            "failed_in": TP0,
+            "last_cell_exit": "left cell 7 with DistAbortedError at line 4 (sizes)",
+        }
+        ranks[3].issue(group=DP1)
+        found = only(look(ranks))
+        if unlike:
+            assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (0, 1))
+            assert found.consequences == (
+                "rank 3 waits in all_reduce #1 of group 'dp' (train.py:10) for rank 1",
+            )
+        else:
+            assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
+            assert "it left cell 7 with DistAbortedError at line 4 (sizes)" in str(
+                found
+            )
+
+
+def test_an_innocent_rank_that_such_an_error_has_ended_is_not_named() -> None:
+    ranks = four()
+    for one in ranks[:3]:
+        one.issue(size=9 if one.rank == 0 else 8, state="started")
+        one.ops[WORLD][-1].retired = True
+        one.facts = {"failed_in": WORLD, "last_cell_exit": "left cell 7"}
+    ranks[3].issue(group=DP1)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (0,))
+    assert "for rank 1" in found.consequences[0]
+
+
+def test_a_receive_that_has_failed_is_compared_with_a_send_that_is_over() -> None:
+    ranks = four()
+    ranks[0].issue("send", peer=1, size=8, done=True)
+    ranks[1].issue("recv", peer=0, size=9, state="started")
+    ranks[1].ops[WORLD][-1].retired = True
+    ranks[1].facts = {"failed_in": WORLD, "last_cell_exit": "left cell 7"}
+    ranks[3].issue(group=DP1)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (0, 1))
+    assert "for rank 1" in found.consequences[0]
+
+
 def test_two_independent_faults_are_both_named() -> None:
     ranks = four()
     ranks[0].issue(group=TP0)

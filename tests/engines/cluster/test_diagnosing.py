@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -182,6 +183,38 @@ def test_a_rank_that_raised_is_named_with_its_error(cluster: Cluster) -> None:
     cluster.abort(reason="seen")
     assert execution.wait(30)
     cluster.rebuild()
+
+
+ELSEWHERE = """\
+pair, others = dist.new_group([0, 1]), dist.new_group([1, 2])
+if rank < 2:
+    dist.all_reduce(np.ones(3 + rank), group=pair)
+dist.all_reduce(np.ones(3), group=others) if rank else None
+"""
+
+
+def test_an_error_is_the_cause_of_what_waits_in_another_group(
+    cluster: Cluster,
+) -> None:
+    execution = cluster.execute(ELSEWHERE, cell=16)
+    until(lambda: execution.ranks_running == [2])
+    (verdict,) = until(cluster.diagnose)
+    assert (verdict.fault, verdict.culprits) == (Fault.SIZE_MISMATCH, (0, 1))
+    assert "rank 2 waits in all_reduce #1 of group 'ranks 1-2' (cell 16 line 4)" in str(
+        verdict
+    )
+    one = cluster.status().ranks[1]
+    assert re.match(
+        r"left cell 16 with DistAbortedError at line 3 \(all_reduce: rank [01] sent ",
+        one.last_cell_exit,
+    )
+    assert one.last_cell_op == ("ranks 0-1", "all_reduce", 1)
+    cluster.abort(reason="seen")
+    assert execution.wait(30)
+    cluster.rebuild()
+    gone = "dist.destroy_process_group(others if rank == 2 else pair)"
+    gone += "\nif rank == 1: dist.destroy_process_group(others)"
+    assert cluster.execute(gone).wait(30)
 
 
 TWINS = """\
