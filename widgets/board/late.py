@@ -9,12 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope.backends.observe.lateness import (
-    GroupLateness,
-    LateFinding,
-    Lateness,
-    RankLateness,
-)
+from rankscope.backends.observe.lateness import GroupLateness, LateFinding, Lateness
 from rankscope.engines import ClusterError
 from rankscope.engines.cluster.lateness import Recorded, located, take
 from rankscope.engines.cluster.profiling import Profile, Sampling
@@ -37,13 +32,18 @@ ENOUGH = 5
 SAMPLED = 5.0
 
 
-def late_cells(one: RankLateness) -> Cells:
-    """Return the cells ``late`` and ``waits`` of a rank's row."""
-    if one.of < ENOUGH:
-        return {}
-    found: Cells = {"waits": f"{one.waits:.0%}"}
-    if one.late:
-        found["late"] = f"{one.late / one.of:.0%} · {duration_text(one.by)}"
+def late_cells(group: GroupLateness) -> dict[int, Cells]:
+    """Return rank → its cells ``late`` and ``waits``; ``awaited``: that is certain."""
+    awaited = {rank for one in group.findings for rank in one.ranks}
+    found: dict[int, Cells] = {}
+    for rank, one in group.ranks.items():
+        if one.of < ENOUGH:
+            continue
+        row = found[rank] = {"waits": f"{one.waits:.0%}"}
+        if one.late:
+            row["late"] = f"{one.late / one.of:.0%} · {duration_text(one.by)}"
+        if rank in awaited:
+            row["awaited"] = 1
     return found
 
 

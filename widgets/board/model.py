@@ -117,10 +117,7 @@ class BoardModel:
     def show_lateness(self, groups: Sequence[GroupLateness]) -> None:
         """Show which ranks keep the others waiting from now on."""
         self._late_findings = findings_of(groups)
-        self._late_cells = {
-            group.key: {rank: late_cells(one) for rank, one in group.ranks.items()}
-            for group in groups
-        }
+        self._late_cells = {group.key: late_cells(group) for group in groups}
 
     @property
     def late(self) -> tuple[str, ...]:

@@ -59,11 +59,12 @@ function foldsOf(kept) {
  * What makes ranks equal: at fault, waiting for one, or strange in the same way. Ranks
  * that go on are equal whatever op they are in: else rows would come and go with each.
  */
-function likeness({ blame, verdict, state, mood, op, seq, line, lag, cell, failed }) {
+function likeness({ blame, verdict, state, mood, op, seq, line, lag, awaited, cell, failed }) {
   if (blame) return [0, verdict, state, op, seq, line];
   if (mood === "error" && state !== "aborted") return [1, state];
   if (verdict) return [2, verdict, op, seq, line];
   if (mood === "warning" || lag) return [1, state, op, seq, lag];
+  if (awaited) return [1, "late"];
   if (mood === "working" || mood === "busy") return [3, cell];
   return [4, state, failed];
 }
@@ -93,7 +94,7 @@ const TIMES = { ns: 1, "µs": 1e3, ms: 1e6, s: 1e9 };
 const RATES = { "MB/s": 1, "GB/s": 1e3, "TB/s": 1e6 };
 const UNITS = new Map(Object.entries({ ...SIZES, ...TIMES, ...RATES }));
 
-/** A cell for comparison: the number in "#14", "2.1 ms" and "4 MiB", else the text. */
+/** A cell for comparison: the number in "#14", "2.1 ms" and "9% · 2 ms", else the text. */
 export function valueOf(key, rank, cells) {
   if (key === "rank") return rank;
   // What began first has lasted longest.
@@ -102,7 +103,7 @@ export function valueOf(key, rank, cells) {
     return since ? -since : undefined;
   }
   const value = cells[key];
-  const found = /^#?(-?[\d.]+)(?: (\S+))?$/.exec(value ?? "");
+  const found = /^#?(-?[\d.]+)(?:% · .*|%| (\S+))?$/.exec(value ?? "");
   return found ? Number(found[1]) * (UNITS.get(found[2]) ?? 1) : value;
 }
 

@@ -31,6 +31,7 @@ test("ranks that go on stay in one row whatever they are in", () => {
   const moving = { state: "in flight", mood: "working", op: "all_reduce", cell: "7" };
   const others = { 3: { ...moving, seq: "#9" }, 4: { ...moving, state: "in cell 7", mood: "busy" } };
   equal(shown(rowsOf(64, { ...moving, seq: "#8" }, others)), ["▸64"]);
+  equal(shown(rowsOf(64, moving, { 9: { ...moving, awaited: 1 } })), ["9", "▸63"]);
   equal(shown(rowsOf(64, moving, { 5: { ...moving, lag: 3 }, 6: { state: "dead", mood: "error" } })), ["5", "6", "▸62"]);
 });
 
@@ -57,6 +58,8 @@ test("columns sort by what they mean, empty cells last", () => {
   equal(values("seq", "#9", "#10"), [9, 10]);
   equal(values("size", "4 MiB", "512 KiB"), [4 * 2 ** 20, 512 * 2 ** 10]);
   equal(values("last", "2.10 ms", "999 µs"), [2.1e6, 999e3]);
+  equal(values("late", "9% · 41.0 ms", "100% · 2.00 ms"), [9, 100]);
+  equal(values("waits", "31%"), [31]);
   equal(values("host", "node-1"), ["node-1"]);
   const rows = new Map([[0, { last: "2 ms" }], [1, {}], [2, { last: "1 s" }], [3, { last: "2 ms" }]]);
   equal(shown(rows, { sort: "last" }), ["0", "3", "2", "1"]);
