@@ -151,6 +151,8 @@ _UNITS: dict[str, float] = {
     **{"TiB": 1024.0**4, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9},
     **{"kB/s": 1e-3, "MB/s": 1.0, "GB/s": 1e3},
 }
+#: Cells of which a fold shows the lowest and the highest.
+_RANGES = ("last", "algbw", "busbw", "memory", "gpu_memory", "waits")
 _NUMBER = re.compile(r"#?(-?\d+(?:\.\d+)?)(%| (\S+))?(?: · .*)?")
 
 
@@ -204,6 +206,14 @@ def folded_cells(rows: Sequence[Cells]) -> Cells:
         known = [int(one) for one in numbers if isinstance(one, float)]
         if known:
             cells["seq"] = f"#{min(known)}–{max(known)}"
+    for key in _RANGES:
+        texts = {
+            value: str(row[key])
+            for row in rows
+            if key in row and isinstance(value := value_of(key, 0, row), float)
+        }
+        if texts and key not in cells:
+            cells[key] = f"{texts[min(texts)]} – {texts[max(texts)]}"
     for key in ("since", "at"):
         if all(key in row for row in rows):
             cells[key] = min(float(row[key]) for row in rows)

@@ -143,3 +143,7 @@ def test_a_fold_shows_in_what_its_ranks_are_equal_and_the_extremes_of_others() -
         "memory": "1 GiB",
     }
     assert folded_cells([WAITS, WAITS]) == WAITS
+    slow: Cells = {**one, "last": "1.20 ms", "memory": "900 MiB"}
+    folded = folded_cells([one, slow, {**one, "last": "900 µs"}])
+    assert folded["last"] == "900 µs – 1.20 ms"
+    assert folded["memory"] == "900 MiB – 1 GiB"

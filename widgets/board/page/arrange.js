@@ -94,6 +94,9 @@ const TIMES = { ns: 1, "µs": 1e3, ms: 1e6, s: 1e9 };
 const RATES = { "MB/s": 1, "GB/s": 1e3, "TB/s": 1e6 };
 const UNITS = new Map(Object.entries({ ...SIZES, ...TIMES, ...RATES }));
 
+// Cells of which a fold shows the lowest and the highest.
+const RANGES = ["last", "algbw", "busbw", "memory", "gpu_memory", "waits"];
+
 /** A cell for comparison: the number in "#14", "2.1 ms" and "9% · 2 ms", else the text. */
 export function valueOf(key, rank, cells) {
   if (key === "rank") return rank;
@@ -133,6 +136,12 @@ export function foldedCells(all) {
   if (!("seq" in cells) && "op" in cells) {
     const numbers = all.map(({ seq }) => valueOf("seq", 0, { seq })).filter(Number.isFinite);
     if (numbers.length > 0) cells.seq = `#${Math.min(...numbers)}–${Math.max(...numbers)}`;
+  }
+  for (const key of RANGES) {
+    const there = all.filter((one) => one[key] !== undefined && !(key in cells));
+    const found = there.map((one) => [valueOf(key, 0, one), one[key]]);
+    const numbers = found.filter(([value]) => typeof value === "number").sort(([a], [b]) => a - b);
+    if (numbers.length > 0) cells[key] = `${numbers[0][1]} – ${numbers.at(-1)[1]}`;
   }
   for (const key of ["since", "at"]) {
     const times = all.map((one) => one[key]).filter((time) => time !== undefined);

@@ -74,4 +74,7 @@ test("a fold shows in what its ranks are equal, and the extremes of others", () 
     mood: "busy", state: "running", op: "all_reduce", seq: "#9–11", since: 3, memory: "1 GiB",
   });
   equal(foldedCells([waits, waits]), waits);
+  const slow = { ...one, last: "1.20 ms", memory: "900 MiB" };
+  const { last, memory } = foldedCells([one, slow, { ...one, last: "900 µs" }]);
+  equal([last, memory], ["900 µs – 1.20 ms", "900 MiB – 1 GiB"]);
 });
