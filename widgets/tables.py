@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 __all__ = [
+    "GAP",
     "Column",
     "Row",
     "Section",
@@ -17,7 +18,13 @@ __all__ = [
     "paragraph_html",
     "table_html",
     "title_html",
+    "widths_of",
+    "with_widths",
 ]
+
+
+#: What is between two columns.
+GAP = "  "
 
 
 @dataclass(frozen=True)
@@ -58,9 +65,24 @@ class Section:
 
 def fitting(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Column]:
     """Return the columns that are shown where a line has `width` characters."""
+    return with_widths(columns, widths_of(columns, rows), width)
+
+
+def widths_of(columns: Sequence[Column], rows: Sequence[Row]) -> dict[str, int]:
+    """Return the key of each column → how long its longest text is."""
+    return {
+        one.key: max(len(one.title), *(len(row.texts[one.key]) for row in rows), 0)
+        for one in columns
+    }
+
+
+def with_widths(
+    columns: Sequence[Column], widths: Mapping[str, int], width: int
+) -> list[Column]:
+    """Return the columns, of these widths, that a line of `width` characters has."""
     chosen = list(columns)
     for drop in sorted({column.drop for column in columns} - {0}, reverse=True):
-        if max(map(len, lines(chosen, rows))) <= width:
+        if sum(widths[one.key] + len(GAP) for one in chosen) - len(GAP) <= width:
             break
         chosen = [column for column in chosen if column.drop < drop]
     return chosen
@@ -77,7 +99,7 @@ def aligned(table: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str
     """Return a line for each row of `table`, its `numeric` columns to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
-        "  ".join(
+        GAP.join(
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(row, widths, numeric, strict=True)
         ).rstrip()

@@ -37,8 +37,8 @@ MOST, IN_ALL, LEAST = 200, 12_800, 20
 LONGEST, STACKS = 60, 200_000
 TRUNCATED = "(the stacks are longer: `rankscope profile` in a terminal prints all)"
 
-#: The reason of an abort and its author, as the errors on the ranks show them.
-REASON, BY = "abort requested from the board", "the board"
+#: The author of an abort, as the errors on the ranks show it.
+BY = "the board"
 
 _LINE = re.compile(r"cell (\d+) line (\d+)")
 
@@ -49,7 +49,7 @@ class BoardActions:
     `diagnose` finds the verdicts for the button Diagnose; ``None`` where there is no
     button. `send` sends a message to every page. `on_done` is called after a group was
     aborted or rebuilt, or ranks were restarted. ``source_line(cell, line)`` returns the
-    source of a line.
+    source of a line. `by` is the author of an abort.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class BoardActions:
         show_verdicts: Callable[[Sequence[Verdict]], None],
         on_done: Callable[[], None],
         source_line: Callable[[int, int], str],
+        by: str = BY,
     ) -> None:
         self._cluster = cluster
         self._find_verdicts = diagnose
@@ -70,6 +71,7 @@ class BoardActions:
         self._show_verdicts = show_verdicts
         self._on_done = on_done
         self._source_line = source_line
+        self._by = by
         # Rank → its last records, and by how much its clock is ahead.
         self._dumps: dict[int, Mapping[str, Any]] = {}
         self._offsets_ns: dict[int, int] = {}
@@ -133,7 +135,13 @@ class BoardActions:
         # What the page shows; without it the cluster finds out.
         verdicts = self._get_model().verdicts or None
         keys = [group.key for group in groups]
-        self._cluster.abort(keys, REASON, sorted(alive), by=BY, verdicts=verdicts)
+        self._cluster.abort(
+            keys,
+            f"abort requested from {self._by}",
+            sorted(alive),
+            by=self._by,
+            verdicts=verdicts,
+        )
         self._on_done()
         after = (
             "the script's ops end with an error that says why"
@@ -189,7 +197,7 @@ class BoardActions:
     # -- where the ranks are ------------------------------------------------
 
     def _profile(self, request: Message) -> Message:
-        """Return the stacks of all ranks now, or a flame graph of some seconds."""
+        """Return the stacks of ranks now, or a flame graph of some seconds of all."""
         seconds = request.get("seconds", 0)
         if type(seconds) not in (int, float) or not 0 <= seconds <= LONGEST:
             raise ValueError(
@@ -199,7 +207,7 @@ class BoardActions:
         if seconds:
             report = ProfileReport(self._cluster.sample(seconds))
             return {"title": "Where the ranks spent their time", "page": report.html()}
-        found = stack_text(self._cluster.stacks())
+        found = stack_text(self._cluster.stacks(request.get("ranks")))
         if len(found) > STACKS:
             found = f"{found[:STACKS]}…\n\n{TRUNCATED}"
         when = time.strftime("%H:%M:%S")

@@ -73,7 +73,8 @@ class BoardFeed:
     Every method may be called from any thread. On the feed's thread ``send(message)``
     gets each message for the pages, and ``settled()`` is called when the state has
     changed and settled. ``pages_blocked()`` is whether messages of pages cannot arrive
-    now (a cell blocks the main thread), so that no page is taken for closed.
+    now (a cell blocks the main thread), so that no page is taken for closed. Two
+    messages are `interval` seconds apart at least.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class BoardFeed:
         send: Callable[[Message], None],
         settled: Callable[[], None],
         pages_blocked: Callable[[], bool] = lambda: False,
+        interval: float = INTERVAL,
     ) -> None:
         self.model = BoardModel()
         self._cluster = cluster
         self._send_message = send
         self._settled = settled
         self._pages_blocked = pages_blocked
+        self._interval = interval
         # Held while the model is used and while its messages are sent.
         self._lock = threading.RLock()
         self._wake = threading.Event()
@@ -253,7 +256,7 @@ class BoardFeed:
                     # An unexpected status: the next one may be fine.
                     _log.exception("the board could not be updated")
                 cost = time.thread_time() - began
-                self._closing.wait(max(INTERVAL, REST_FACTOR * cost))
+                self._closing.wait(max(self._interval, REST_FACTOR * cost))
         finally:
             cancel()
 

@@ -320,6 +320,10 @@ class BoardModel:
     def full(self) -> Message:
         """Return the whole state after the last update; deltas continue from it."""
         self.delta()
+        return self.sent()
+
+    def sent(self) -> Message:
+        """Return the whole state as of the last `delta`."""
         return {
             "type": "full",
             "v": self.version,
