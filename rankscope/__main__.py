@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from rankscope import __version__, doctor
+from rankscope import __version__
 from rankscope.backends.printable import print_anywhere
 from rankscope.command_output import FAILED, say
 
@@ -17,6 +17,7 @@ __all__ = ["command_parser", "main"]
 #: The commands for what runs, and what they do.
 _ON_CLUSTERS = {
     "status": "show what every rank is doing",
+    "top": "show it live: who is late, who waits, the verdict; abort from there",
     "diagnose": "say why an op hangs: the rank at fault, and the line",
     "profile": "show where the ranks are, or with -t, where they spend their time",
     "abort": "fail what is in flight on every rank, so that the cells end",
@@ -27,8 +28,8 @@ _TAKE_A_GROUP = ("abort", "rebuild")
 
 _MORE = """\
 It works while the notebook's cell hangs, and whatever state its kernel is in. The
-ranks of scripts that rankscope.torch watches have status, diagnose, profile and, where
-the script allows it, abort.
+ranks of scripts that rankscope.torch watches have status, top, diagnose, profile and,
+where the script allows it, abort.
 """
 _DIAGNOSE = """\
 Say why an op hangs: the rank at fault, and the line.
@@ -50,6 +51,14 @@ of root, those of all users. Ranks are what the launcher's variables in the envi
 say. Stacks alone do not tell whether an op hangs: a verdict needs torch's debug server
 or NCCL's RAS service, which are asked where the job has them.
 """
+_TOP = """\
+Show what every rank is doing, live: a row for each rank, or for ranks that are equal;
+who is late and who waits; why an op hangs. Keys sort, filter, show the stacks of a rank
+and abort; ? lists them. It needs Textual (pip install 'rankscope[top]') and a terminal,
+over ssh, too (ssh -t). Colours are those of the terminal; NO_COLOR=1 leaves them out.
+"""
+#: Commands that a line does not describe.
+_LONGER = {"diagnose": _DIAGNOSE, "top": _TOP}
 _JSON = """\
 
 --json writes one object:
@@ -79,6 +88,16 @@ _EXIT = """\
 exit status: 0 done (diagnose: nothing hangs), 1 diagnose: something hangs,
 2 not done: no such cluster, several of which none was named, no verdict, or an error
 """
+_DOCTOR = """
+Report what Rankscope finds on this machine: Python and platform, the backends that can
+be used and why others cannot, what tcp uses within this host and towards others, the
+libraries of gloo, UCX and MPI, GPUs and NCCL, PyTorch, py-spy, Textual, the versions of
+the Jupyter packages, and the limits of this machine.
+"""
+_DOCTOR_EXIT = """
+exit status: 0 ranks can be started and can exchange numpy arrays, 1 a requirement is
+missing or broken: the lines marked "fault".
+"""
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -93,7 +112,7 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in _ON_CLUSTERS.items():
         diagnoses = name == "diagnose"
-        begin = _DIAGNOSE if diagnoses else f"{what.capitalize()}."
+        begin = _LONGER.get(name, f"{what.capitalize()}.")
         command = commands.add_parser(
             name,
             help=what,
@@ -146,6 +165,15 @@ def command_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "-g", "--group", help="name or id of a group (default: all)"
             )
+        if name == "top":
+            command.add_argument(
+                "-d",
+                "--delay",
+                type=float,
+                default=1.0,
+                metavar="SECONDS",
+                help="seconds between two updates (default: 1)",
+            )
         if name == "profile":
             command.add_argument(
                 "-t",
@@ -169,18 +197,20 @@ def command_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "doctor",
         help="tell what can be used here, and what to install for the rest",
-        description=doctor.DESCRIPTION,
-        epilog=doctor.EXIT,
+        description=_DOCTOR,
+        epilog=_DOCTOR_EXIT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     return parser
 
 
 def _run(values: argparse.Namespace) -> int:
-    if values.command == "doctor":
-        return doctor.main()
     # Here: the doctor runs where what the others import is missing, and a command loads
     # no more than it needs.
+    if values.command == "doctor":
+        from rankscope import doctor
+
+        return doctor.main()
     if values.command == "diagnose":
         if values.pid is not None or values.jobs:
             from rankscope import attach

@@ -38,19 +38,7 @@ from rankscope.backends.tcp.connector import (
 )
 from rankscope.backends.tcp.peer_memory import Probe, allow_siblings
 
-__all__ = ["CHECKS", "DESCRIPTION", "EXIT", "Finding", "examine", "main"]
-
-DESCRIPTION = """
-Report what Rankscope finds on this machine: Python and platform, the backends that can
-be used and why others cannot, what tcp uses within this host and towards others, the
-libraries of gloo, UCX and MPI, GPUs and NCCL, PyTorch, py-spy, the versions of the
-Jupyter packages, and the limits of this machine.
-"""
-
-EXIT = """
-exit status: 0 ranks can be started and can exchange numpy arrays, 1 a requirement is
-missing or broken: the lines marked "fault".
-"""
+__all__ = ["CHECKS", "Finding", "examine", "main"]
 
 #: The Pythons that the tests run on.
 SUPPORTED = ((3, 10), (3, 14))
@@ -308,6 +296,16 @@ def check_stacks() -> Iterator[Finding]:
         yield Finding("ok", "py-spy", f"{py_spy}, for rankscope diagnose --jobs")
 
 
+def check_top() -> Iterator[Finding]:
+    """Check what ``rankscope top`` shows its view with."""
+    version = _version("textual")
+    if version is None:
+        install = pip_install(with_extra("top"))
+        yield Finding("none", "textual", f"not installed: {install}, for rankscope top")
+    else:
+        yield Finding("ok", "textual", f"{version}, for rankscope top")
+
+
 def check_jupyter() -> Iterator[Finding]:
     """Check the versions of the packages of notebooks and engines."""
     needed = ("ipyparallel", "ipykernel", "IPython", "ipywidgets", "anywidget")
@@ -419,6 +417,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("GPUs and NCCL", check_gpus),
     ("PyTorch", check_torch),
     ("Stacks of processes", check_stacks),
+    ("Live view in a terminal", check_top),
     ("Jupyter", check_jupyter),
     ("Limits", check_limits),
 )

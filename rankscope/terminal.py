@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from rankscope.attach import run_watched, watched_jobs
+from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.observe.verdicts import on_groups
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.command_output import DONE, FAILED, HANGS, say
-from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines import ClusterError
 from rankscope.engines.cluster.cluster_file import (
     ClusterFile,
     cluster_files,
@@ -25,11 +27,10 @@ from rankscope.engines.cluster.cluster_file import (
 )
 from rankscope.engines.status import name_groups
 from rankscope.engines.wire.job_file import JobFile, job_files
-from rankscope.widgets import ProfileReport
-from rankscope.widgets.board.model import BoardModel
-from rankscope.widgets.board.text import board_text
-from rankscope.widgets.stack_text import stack_text
 from rankscope.widgets.tables import aligned
+
+if TYPE_CHECKING:
+    from rankscope.engines import Cluster, Job
 
 __all__ = ["run"]
 
@@ -40,6 +41,8 @@ REASON, BY = "abort requested from a terminal", "a terminal"
 ATTACH_WAIT = 1.5
 #: Seconds in which ranks may send their status; later ones are shown as silent.
 ANSWER = 0.8
+#: Seconds between two updates of `rankscope top` at least.
+SHORTEST = 0.1
 
 
 _NONE = "no cluster or watched job of yours runs here"
@@ -93,6 +96,9 @@ class Running:
 
     def attach(self) -> Cluster | Job:
         """Attach to it; raises `ClusterError` or `TimeoutError`."""
+        # Here: their import takes longer than the rest of a command.
+        from rankscope.engines import Cluster, Job
+
         if isinstance(self.file, JobFile):
             return Job.attach(self.file.address, self.file.key)
         return Cluster.attach(
@@ -111,6 +117,9 @@ def running() -> list[Running]:
 
 
 def _status(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    from rankscope.widgets.board.model import BoardModel
+    from rankscope.widgets.board.text import board_text
+
     status = cluster.status(fresh=True, timeout=ANSWER)
     model = BoardModel.of(status, cluster.lateness())
     say(board_text(model, shutil.get_terminal_size().columns))
@@ -128,6 +137,9 @@ def _diagnose(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
 
 def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    from rankscope.widgets import ProfileReport
+    from rankscope.widgets.stack_text import stack_text
+
     if values.time is None:
         if values.output is not None:
             raise ClusterError("-o FILE is for a flame graph: -t SECONDS is missing")
@@ -154,11 +166,12 @@ def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if not names:
         say("no group to abort: nothing has changed")
         return DONE
-    after = "the script's ops end with an error that says why"
-    if isinstance(cluster, Cluster):
+    status = cluster.glance()
+    after, ended = "the script's ops end with an error that says why", ""
+    if not status.script:
         after = "%dist_rebuild, or rankscope rebuild, makes what was aborted usable"
-    dead = cluster.glance().dead
-    ended = f"; {name_ranks(dead)} ended" if dead and isinstance(cluster, Job) else ""
+    elif status.dead:
+        ended = f"; {name_ranks(status.dead)} ended"
     say(f"{name_groups(names)} aborted{ended}; {after}")
     return DONE
 
@@ -170,6 +183,8 @@ def _rebuild(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
 
 def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    from rankscope.engines import Job
+
     if isinstance(cluster, Job):
         raise ClusterError(
             f"the ranks are those of a script ({cluster.launcher}): who started it "
@@ -180,6 +195,29 @@ def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     cluster.shutdown(end_reason("stopped from a terminal"), fresh=False)
     say(f"{ranks} of {cluster.cluster_id} ended")
     return DONE
+
+
+def _top(one: Running, values: argparse.Namespace) -> int:
+    """Show `one` until the user quits."""
+    from rankscope.widgets.top.app import TopApp
+
+    app = TopApp(one.name, one.attach, values.delay)
+    failed = app.run()
+    app.close()
+    if failed is not None:
+        say(f"rankscope top: {failed}", file=sys.stderr)
+    return FAILED if failed is not None or app.return_code else DONE
+
+
+def _no_top(values: argparse.Namespace) -> str | None:
+    """Return why there can be no live view here."""
+    if find_spec("textual") is None:
+        return f"it needs Textual: {pip_install(with_extra('top'))}"
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "it needs a terminal (with ssh: ssh -t); rankscope status prints once"
+    if values.delay < SHORTEST:
+        return f"-d {values.delay:g}: at least {SHORTEST:g} seconds are expected"
+    return None
 
 
 COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
@@ -194,7 +232,9 @@ COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
 
 def run(values: argparse.Namespace) -> int:
     """Run the command of parsed arguments; return its exit status."""
-    command = COMMANDS[values.command]
+    if values.command == "top" and (why := _no_top(values)) is not None:
+        say(f"rankscope top: {why}", file=sys.stderr)
+        return FAILED
     there = running()
     found = [
         one for one in there if values.cluster is None or one.is_called(values.cluster)
@@ -202,8 +242,10 @@ def run(values: argparse.Namespace) -> int:
     if len(found) != 1:
         return _not_one(values, there, found)
     try:
+        if values.command == "top":
+            return _top(found[0], values)
         with found[0].attach() as cluster:
-            return command(cluster, values)
+            return COMMANDS[values.command](cluster, values)
     except (ClusterError, TimeoutError, OSError, ValueError) as error:
         say(f"rankscope {values.command}: {error}", file=sys.stderr)
         return FAILED
@@ -213,15 +255,18 @@ def _not_one(
     values: argparse.Namespace, there: Sequence[Running], found: Sequence[Running]
 ) -> int:
     """List what runs, where none or several were meant."""
+    # It takes longer to import than a command that has its cluster.
+    from rankscope import attach
+
     if values.command == "status" and values.cluster is None:
         # Of several, the list is the answer.
-        say(_table(found) or (_UNMET if watched_jobs() else _NONE))
+        say(_table(found) or (_UNMET if attach.watched_jobs() else _NONE))
         return DONE if found else FAILED
     why = "several clusters run: name the one that is meant"
     if not there:
-        jobs = watched_jobs()
+        jobs = attach.watched_jobs()
         if jobs and values.command == "diagnose" and values.cluster is None:
-            return run_watched(jobs, values)
+            return attach.run_watched(jobs, values)
         why = _UNMET if jobs else _NONE
         if not jobs and values.command == "diagnose":
             why += "; --jobs looks at jobs that nobody has prepared"

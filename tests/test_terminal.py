@@ -14,7 +14,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from rankscope import terminal
+from rankscope import attach, terminal
 from rankscope.__main__ import main
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import ClusterError
@@ -102,7 +102,7 @@ def test_without_any_it_says_so(
 ) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     # Others' jobs may run here.
-    monkeypatch.setattr(terminal, "watched_jobs", list)
+    monkeypatch.setattr(attach, "watched_jobs", list)
     for command in ("status", "stop"):
         assert main([command]) == 2
         out, err = capsys.readouterr()
@@ -119,8 +119,8 @@ def test_a_watched_job_whose_ranks_have_not_met_is_told_by_its_stacks(
         looked.extend(jobs)
         return 2
 
-    monkeypatch.setattr(terminal, "watched_jobs", lambda: [job])
-    monkeypatch.setattr(terminal, "run_watched", look)
+    monkeypatch.setattr(attach, "watched_jobs", lambda: [job])
+    monkeypatch.setattr(attach, "run_watched", look)
     assert main(["diagnose"]) == 2
     assert looked == [job]
     assert main(["abort"]) == main(["diagnose", "train.py"]) == main(["status"]) == 2
@@ -149,12 +149,30 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path, command: str) -> N
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+def test_the_live_view_says_what_it_lacks(
+    several: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "aa1"]) == 2
+    assert "it needs a terminal (with ssh: ssh -t)" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(["top", "aa1", "-d", "0"]) == 2
+    assert "-d 0: at least 0.1 seconds are expected" in capsys.readouterr().err
+    assert main(["top"]) == 2
+    assert "several clusters run: name the one" in capsys.readouterr().err
+    monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+    assert main(["top", "aa1"]) == 2
+    assert re.search(
+        r"it needs Textual: .*pip install .*\[top\]", capsys.readouterr().err
+    )
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for command in (*COMMANDS, "doctor"):
+    for command in (*COMMANDS, "top", "doctor"):
         assert f"\n    {command} " in text
     with pytest.raises(SystemExit) as ended:
         main(["abort", "--gruop", "x"])

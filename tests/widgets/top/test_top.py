@@ -1,0 +1,427 @@
+"""The board in a terminal: what it shows and what its keys do, without ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Footer, Input, Static
+
+from rankscope.backends.observe.verdicts import Verdict
+from rankscope.engines import ClusterError, ClusterStatus
+from rankscope.widgets.top import live
+from rankscope.widgets.top.app import TopApp
+from rankscope.widgets.top.dialogs import GroupList, Question, Reading
+from rankscope.widgets.top.table import RankTable
+from tests.widgets import simulated, statuses
+from tests.widgets.top.ranks import Ranks
+
+WAIT = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _told_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the verdicts of the ranks found at once: a diagnosis has its own tests."""
+
+    class Told:
+        def __init__(
+            self, ranks: Ranks, show: Callable[[Sequence[Verdict]], None]
+        ) -> None:
+            show(ranks.verdicts)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(live, "StallWatch", Told)
+
+
+class Screen:
+    """A terminal with the board of some ranks, and what is to be read there."""
+
+    def __init__(self, ranks: Ranks, pilot: Pilot[str]) -> None:
+        self.ranks, self.pilot = ranks, pilot
+        app = pilot.app
+        assert isinstance(app, TopApp)
+        self.app = app
+
+    @property
+    def table(self) -> RankTable:
+        return self.app.table
+
+    def text(self, name: str) -> str:
+        """The text of a part of the screen that is on top."""
+        return str(self.app.screen.query_one(name, Static).content)
+
+    def lines(self) -> list[str]:
+        """The lines of the table, the titles first."""
+        shown = [self.table.render_line(y).text.rstrip() for y in range(40)]
+        return [line for line in shown if line]
+
+    def ranks_shown(self) -> list[str]:
+        return [line.strip().split("  ")[0] for line in self.lines()[1:]]
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WAIT
+        while not condition():
+            assert loop.time() < deadline, f"not seen: {what}"
+            await self.pilot.pause(0.02)
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def over(self, kind: type) -> Any:
+        """What lies over the table, once it is there."""
+        await self.until(lambda: isinstance(self.app.screen, kind), kind.__name__)
+        await self.pilot.pause()
+        return self.app.screen
+
+    async def asked(self, *call: Any) -> None:
+        await self.until(lambda: call in self.ranks.calls, str(call))
+
+
+def on_screen(
+    ranks: Ranks,
+    body: Callable[[Screen], Awaitable[None]],
+    size: tuple[int, int] = (120, 30),
+) -> TopApp:
+    """Run `body` with the board of `ranks` on the screen."""
+    app = TopApp("rankscope-aa11", lambda: ranks, interval=0.05)  # type: ignore[arg-type, return-value]
+
+    async def run() -> None:
+        async with app.run_test(size=size, notifications=True) as pilot:
+            screen = Screen(ranks, pilot)
+            await screen.until(lambda: app.state and screen.table.items, "the ranks")
+            if ranks.verdicts:
+                title = ranks.verdicts[0].fault.value.capitalize()
+                await screen.until(
+                    lambda: title in screen.text("#banner"), "the verdict"
+                )
+            await body(screen)
+
+    try:
+        asyncio.run(run())
+    finally:
+        app.close()
+    return app
+
+
+def hung(size: int, absent: int) -> Ranks:
+    return Ranks(*simulated.hang(size, absent))
+
+
+def script(ranks: Ranks, **refused: str) -> Ranks:
+    """The ranks of a script, with what cannot be done to them."""
+    status = replace(ranks.status, script="train.py", refused=refused)
+    return Ranks(status, ranks.verdicts)
+
+
+class TestShown:
+    def test_a_hang_has_its_verdict_and_its_culprit(self) -> None:
+        async def body(screen: Screen) -> None:
+            assert screen.text("#head").startswith("rankscope top · 2 ranks · local")
+            said = screen.text("#banner")
+            assert said.startswith("■ Missing ranks: Rank 1 has not entered all_reduce")
+            assert "missing ranks: rank 1" in screen.text("#group")
+            titles, zero, one = screen.lines()
+            assert titles.split()[:3] == ["rank", "state", "op"]
+            assert "● in flight" in zero
+            assert "waits for rank 1" in zero
+            assert "○ idle" in one
+            assert "not entered" in one
+
+        on_screen(hung(2, 1), body)
+
+    def test_equal_ranks_of_many_are_one_row_and_open(self) -> None:
+        async def body(screen: Screen) -> None:
+            assert screen.ranks_shown() == ["513", "▸ 0–512,514–1023"]
+            await screen.press("down", "enter")
+            assert screen.ranks_shown()[:4] == ["513", "▾ 0–512,514–1023", "0", "1"]
+            await screen.press("end")
+            assert "1023" in screen.ranks_shown()
+            await screen.press("home", "f")
+            assert screen.ranks_shown()[:3] == ["0", "1", "2"]
+            assert len(screen.table.items) == 1024
+
+        on_screen(hung(1024, 513), body)
+
+    def test_what_changes_is_shown(self) -> None:
+        async def body(screen: Screen) -> None:
+            assert screen.text("#banner").startswith("● Running")
+            screen.ranks.take(simulated.hang(4, 2, elapsed=1.5)[0])
+            await screen.until(
+                lambda: "In flight" in screen.text("#banner"), "the op in flight"
+            )
+            screen.ranks.ended = "the job has ended: exit code 0"
+            screen.ranks.closed = True
+            screen.ranks.take(screen.ranks.status)
+            await screen.until(
+                lambda: "Ended: The job has ended" in screen.text("#banner"), "the end"
+            )
+
+        on_screen(Ranks(simulated.Simulation(4).step()), body)
+
+    @pytest.mark.parametrize("width", [20, 44, 80, 200])
+    def test_columns_give_way_where_the_terminal_is_narrow(self, width: int) -> None:
+        async def body(screen: Screen) -> None:
+            titles = screen.lines()[0].split()
+            assert titles[:2] == ["rank", "pid" if width > 120 else "state"]
+            assert ("verdict" in titles) == (width > 30)
+            assert ("op" in titles) == (width > 60)
+            assert all(len(line) <= width for line in screen.lines())
+
+        on_screen(hung(4, 2), body, size=(width, 20))
+
+    def test_names_from_elsewhere_move_no_cursor(self) -> None:
+        one = statuses.group(name="a\x1b[2Jb[red]", ranks=range(2))
+        ranks = [statuses.rank(n, one, host="h\x1b]0;x\x07") for n in range(2)]
+
+        async def body(screen: Screen) -> None:
+            assert "a\\x1b[2Jb[red]" in screen.text("#group")
+            everything = "".join(
+                segment.text
+                for line in screen.app.screen._compositor.render_strips()
+                for segment in line
+            )
+            assert "\x1b" not in everything
+            assert "\x07" not in everything
+
+        on_screen(Ranks(statuses.cluster(*ranks)), body)
+
+    def test_no_colour_where_none_is_wanted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def body(screen: Screen) -> None:
+            coloured = screen.app.export_screenshot()
+            assert "#ff0000" not in coloured
+            assert screen.app.no_color
+
+        monkeypatch.setenv("NO_COLOR", "1")
+        on_screen(hung(2, 1), body)
+
+    def test_the_footer_has_what_can_be_done(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.pilot.pause()
+            assert screen.app.query_one(Footer).is_attached
+            shown = {
+                one.binding.description
+                for one in screen.app.screen.active_bindings.values()
+                if one.binding.show and one.enabled
+            }
+            assert {"Quit", "Help", "Filter", "Sort", "Abort"} <= shown
+            assert "Rebuild" not in shown
+
+        on_screen(script(hung(2, 1), rebuild="it is a script"), body)
+
+
+class TestView:
+    def test_a_filter_leaves_the_ranks_that_are_wanted(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press("slash", *"3,8-9")
+            assert screen.ranks_shown() == ["▸ 3,8–9"]
+            assert "3 of 64 ranks" in screen.text("#note")
+            await screen.press("enter")
+            assert screen.table.has_focus
+            await screen.press("slash")
+            screen.app.query_one("#filter", Input).value = "not entered"
+            await screen.pilot.pause()
+            assert screen.ranks_shown() == ["17"]
+            await screen.press("escape")
+            assert screen.ranks_shown()[0] == "17"
+            assert len(screen.ranks_shown()) == 2
+            await screen.press("c")
+            assert screen.ranks_shown() == ["17"]
+
+        on_screen(hung(64, 17), body)
+
+    def test_a_column_sorts_and_the_cursor_stays_at_its_rank(self) -> None:
+        made = [
+            statuses.rank(n, statuses.group(), memory=(4 - n) << 20) for n in range(4)
+        ]
+
+        async def body(screen: Screen) -> None:
+            await screen.press("down")
+            places = [one.key for one in screen.table.columns]
+            await screen.press(*["greater_than_sign"] * (1 + places.index("memory")))
+            assert screen.ranks_shown() == ["3", "2", "1", "0"]
+            assert "memory ▲" in screen.lines()[0]
+            chosen = screen.table.chosen
+            assert chosen is not None
+            assert chosen.ranks == (1,)
+            await screen.press("r")
+            assert screen.ranks_shown() == ["0", "1", "2", "3"]
+            assert "by memory, the highest first" in screen.text("#note")
+            await screen.press("escape", "less_than_sign")
+            assert screen.app.view.sort == places[-1]
+
+        on_screen(Ranks(statuses.cluster(*made)), body)
+
+    def test_a_click_on_a_title_sorts_and_on_a_row_chooses(self) -> None:
+        async def body(screen: Screen) -> None:
+            for expected in ("rank", "rank", ""):
+                await screen.pilot.click(RankTable, offset=(1, 0))
+                await screen.until(
+                    lambda expected=expected: screen.app.view.sort == expected, expected
+                )
+            await screen.pilot.click(RankTable, offset=(1, 3))
+            await screen.pilot.pause()
+            chosen = screen.table.chosen
+            assert chosen is not None
+            assert chosen.ranks == (2,)
+
+        on_screen(hung(4, 2), body)
+
+    def test_groups_are_shown_in_turn_and_from_a_list(self) -> None:
+        made = [
+            statuses.rank(
+                n, statuses.group(), statuses.group("tp", (n // 2 * 2, n // 2 * 2 + 1))
+            )
+            for n in range(4)
+        ]
+
+        async def body(screen: Screen) -> None:
+            assert "default · group 1 of 3" in screen.text("#group")
+            await screen.press("tab")
+            assert "tp (0–1) · group 2 of 3" in screen.text("#group")
+            assert screen.ranks_shown() == ["0", "1"]
+            await screen.press("shift+tab", "shift+tab")
+            assert screen.ranks_shown() == ["2", "3"]
+            await screen.press("g")
+            await screen.over(GroupList)
+            await screen.press("up", "enter")
+            await screen.until(
+                lambda: screen.ranks_shown() == ["0", "1"], "the group before"
+            )
+
+        on_screen(Ranks(statuses.cluster(*made)), body)
+
+
+class TestAsked:
+    def test_enter_shows_where_a_rank_is(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press("down", "enter")
+            await screen.over(Reading)
+            assert "dist.all_reduce(x[0])" in screen.text("#text")
+            assert screen.ranks.calls == [("stacks", (1,))]
+            await screen.press("escape", "S")
+            await screen.over(Reading)
+            assert screen.ranks.calls[1:] == [("stacks", (0, 1, 2, 3))]
+
+        on_screen(hung(4, 2), body)
+
+    def test_help_says_what_columns_and_keys_are(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press("question_mark")
+            await screen.over(Reading)
+            text = screen.text("#text")
+            assert "ops it enters after the others" in text
+            for key in ("Enter", "Tab", "Esc", "/", "< "):
+                assert f"\n{key}" in text
+            await screen.press("q", "v")
+            await screen.over(Reading)
+            assert "Rank 2 has not entered" in screen.text("#text")
+
+        on_screen(hung(4, 2), body)
+
+    def test_an_abort_asks_first(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press("a")
+            await screen.over(Question)
+            asked = screen.text("#question")
+            assert asked.startswith("Abort group 'default' of ranks 0–3? Every op")
+            # Neither a stray key nor Enter is a yes.
+            await screen.press("a", "enter", "n")
+            assert not isinstance(screen.app.screen, Question)
+            assert screen.ranks.calls == []
+            await screen.press("a", "y")
+            reason = "abort requested from a terminal"
+            await screen.asked("abort", ["default"], reason, "a terminal")
+            await screen.until(lambda: screen.app._notifications, "the outcome")
+            (said,) = screen.app._notifications
+            assert said.message.startswith("Group 'default' aborted; Rebuild makes")
+
+        on_screen(hung(4, 2), body)
+
+    def test_an_abort_that_fails_says_so(self) -> None:
+        async def body(screen: Screen) -> None:
+            screen.ranks.fails = "rank 2 does not answer [red]"
+            await screen.press("a", "y")
+            await screen.until(lambda: screen.app._notifications, "the error")
+            (said,) = screen.app._notifications
+            assert (said.message, said.severity) == (screen.ranks.fails, "error")
+
+        on_screen(hung(4, 2), body)
+
+    def test_what_a_script_refuses_is_not_asked(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press("a")
+            (said,) = screen.app._notifications
+            assert said.message == "train.py does not allow it"
+            assert not isinstance(screen.app.screen, Question)
+            assert screen.ranks.calls == []
+
+        on_screen(script(hung(4, 2), abort="train.py does not allow it"), body)
+
+    def test_without_an_op_there_is_nothing_to_abort(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press("a", "b")
+            said = [one.message for one in screen.app._notifications]
+            assert said == [
+                "No op is in flight: there is nothing to abort.",
+                "No group is aborted: there is nothing to rebuild.",
+            ]
+
+        on_screen(Ranks(_idle(2)), body)
+
+    def test_a_rebuild_and_a_diagnosis(self) -> None:
+        one = statuses.group(ranks=range(2), state="aborted", reason="by hand")
+        made = [statuses.rank(n, one) for n in range(2)]
+
+        async def body(screen: Screen) -> None:
+            await screen.press("b")
+            await screen.over(Question)
+            await screen.press("y")
+            await screen.asked("rebuild", ["default"])
+            await screen.press("d")
+            await screen.asked("diagnose")
+
+        on_screen(Ranks(statuses.cluster(*made)), body)
+
+
+class TestEnd:
+    @pytest.mark.parametrize("key", ["q", "ctrl+c"])
+    def test_a_key_ends_it_and_leaves_the_ranks(self, key: str) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press(key)
+            await screen.until(lambda: not screen.app.is_running, "the end")
+
+        ranks = hung(2, 1)
+        app = on_screen(ranks, body)
+        assert app.return_value is None
+        assert app.return_code == 0
+        assert ranks.closed
+
+    def test_what_cannot_be_attached_to_is_an_error(self) -> None:
+        def attach() -> NoReturn:
+            raise ClusterError("nobody answers")
+
+        app = TopApp("rankscope-aa11", attach)
+
+        async def run() -> None:
+            async with app.run_test() as pilot:
+                while app.is_running:
+                    await pilot.pause(0.02)
+
+        asyncio.run(asyncio.wait_for(run(), WAIT))
+        app.close()
+        assert app.return_value == "nobody answers"
+
+
+def _idle(size: int) -> ClusterStatus:
+    one = statuses.group(ranks=range(size))
+    return statuses.cluster(*(statuses.rank(n, one) for n in range(size)))

@@ -1,0 +1,1 @@
+"""``rankscope top``: the board, live, in a terminal; with Textual."""

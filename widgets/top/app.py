@@ -1,0 +1,480 @@
+"""TopApp: the board of a cluster or a job in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message as TextualMessage
+from textual.theme import Theme
+from textual.widgets import Footer, Input, Static
+
+from rankscope.backends.printable import printable
+from rankscope.backends.rank_sets import name_ranks
+from rankscope.engines import ClusterError
+
+from ..board.arrange import View
+from ..board.columns import COLUMNS
+from ..board.model import Message
+from .dialogs import GroupList, Question, Reading
+from .table import SHAPES, RankTable
+
+if TYPE_CHECKING:
+    from rankscope.engines import Cluster, Job
+
+    from .live import Live
+
+__all__ = ["INTERVAL", "TopApp"]
+
+#: Seconds between two updates, as long as nothing else is asked for.
+INTERVAL = 1.0
+
+#: The colours of the terminal itself, so that it is legible on any background.
+THEME = Theme(
+    name="rankscope",
+    ansi=True,
+    primary="ansi_blue",
+    secondary="ansi_cyan",
+    accent="ansi_cyan",
+    warning="ansi_yellow",
+    error="ansi_red",
+    success="ansi_green",
+    foreground="ansi_default",
+    background="ansi_default",
+    surface="ansi_default",
+    panel="ansi_default",
+    boost="ansi_default",
+    variables={
+        "ansi-background": "ansi_default",
+        "ansi-foreground": "ansi_default",
+        "border": "ansi_blue",
+        "border-blurred": "ansi_default",
+        "block-cursor-foreground": "ansi_default",
+        "block-cursor-background": "ansi_default",
+        "block-cursor-text-style": "reverse",
+        "block-cursor-blurred-text-style": "reverse",
+        "block-hover-background": "ansi_default",
+        "footer-key-foreground": "ansi_cyan",
+        "input-cursor-background": "ansi_default",
+        "input-cursor-foreground": "ansi_default",
+        "input-cursor-text-style": "reverse",
+        "input-selection-background": "ansi_blue",
+        "input-selection-foreground": "ansi_default",
+        "scrollbar": "ansi_blue",
+        "scrollbar-hover": "ansi_blue",
+        "scrollbar-active": "ansi_blue",
+        "scrollbar-background": "ansi_default",
+        "scrollbar-background-hover": "ansi_default",
+        "scrollbar-background-active": "ansi_default",
+        "scrollbar-corner-color": "ansi_default",
+        "screen-selection-background": "ansi_blue",
+        "screen-selection-foreground": "ansi_default",
+    },
+)
+
+_KEYS = """\
+↑ ↓     choose a row (also j k PgUp PgDn Home End, and the mouse)
+Enter   the Python stacks of the rank; of equal ranks, a row for each
+s       the Python stacks of the ranks of the row
+S       the Python stacks of all ranks
+v       the whole of what the line at the top says
+Tab     the next group (Shift+Tab: the one before)
+g       the list of groups
+/       filter: ranks (17, 32-39), or a part of a cell (in flight)
+< >     sort by the column to the left, to the right (or click a title)
+r       the highest first, or the lowest
+f       equal ranks in one row, or each in its own
+c       only what is at fault
+Esc     no filter, and the usual order
+d       diagnose now
+a       abort what is in flight
+b       rebuild what was aborted
+q       quit: the ranks go on
+"""
+
+
+class Changed(TextualMessage):
+    """There is a new state."""
+
+
+class Answered(TextualMessage):
+    """A request was done; `outcome` is the board's message about it."""
+
+    def __init__(self, outcome: Message) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class TopApp(App[str]):
+    """Shows a cluster or a job until the user quits.
+
+    ``attach()`` attaches to it, on a thread, while the terminal shows `name` already.
+    What it raises is the result of ``run()``, as text.
+    """
+
+    TITLE = "rankscope top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; }
+    #head { height: 1; text-style: dim; }
+    #banner { height: auto; max-height: 5; }
+    #banner.error { color: $error; }
+    #banner.warning { color: $warning; }
+    #banner.working, #banner.busy { color: $primary; }
+    #group { height: 1; margin-top: 1; text-style: bold; }
+    #filter { display: none; height: 1; border: none; padding: 0; }
+    #filter.shown { display: block; }
+    #note { height: 1; text-style: dim; display: none; }
+    #note.shown { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("less_than_sign", "sort(-1)", "Sort", key_display="< >"),
+        Binding("greater_than_sign", "sort(1)", "sort right", show=False),
+        Binding("r", "reverse", "reverse", show=False),
+        Binding("g", "groups", "Groups"),
+        Binding("tab", "group(1)", "next group", show=False, priority=True),
+        Binding("shift+tab", "group(-1)", "group before", show=False, priority=True),
+        Binding("d", "diagnose", "Diagnose"),
+        Binding("a", "abort", "Abort"),
+        Binding("b", "rebuild", "Rebuild"),
+        Binding("f", "fold", "Fold"),
+        Binding("c", "culprits", "Culprits"),
+        Binding("s", "stacks", "stacks", show=False),
+        Binding("S", "stacks(True)", "all stacks", show=False),
+        Binding("v", "verdict", "verdict", show=False),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
+        Binding("escape", "plain", "no filter", show=False),
+    ]
+
+    def __init__(
+        self,
+        name: str,
+        attach: Callable[[], Cluster | Job],
+        interval: float = INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.register_theme(THEME)
+        self.theme = THEME.name
+        self._get, self._interval, self._clock = attach, interval, clock
+        # Not queried: a timer may fire while the app ends.
+        self._head = Static(Content(f"{self.TITLE} · {printable(name)}"), id="head")
+        self._banner = Static(Content("Attaching…"), id="banner")
+        self._about = Static(Content(), id="group")
+        self.table = RankTable()
+        self._note = Static(Content(), id="note")
+        wanted = "filter: 17, 32-39, in flight, node-3"
+        self._filter = Input(placeholder=wanted, id="filter", compact=True)
+        self._live: Live | None = None
+        self._cluster: Cluster | Job | None = None
+        self.state: Message | None = None
+        self.view = View()
+        self._group = ""
+        self._asked: set[str] = set()
+
+    def compose(self) -> ComposeResult:
+        """Make the parts of the screen."""
+        yield from (self._head, self._banner, self._about, self.table)
+        yield from (self._note, self._filter, Footer(compact=True))
+
+    def on_mount(self) -> None:
+        """Attach, while the screen is shown already."""
+        self.table.focus()
+        self.run_worker(self._begin, thread=True)
+        self.set_interval(self._interval, self._draw)
+
+    def _begin(self) -> None:
+        # Here: the screen is there before they are imported.
+        from .live import Live
+
+        try:
+            self._cluster = cluster = self._get()
+            self._live = Live(cluster, self._take, self._answer, self._interval)
+        except (ClusterError, TimeoutError, OSError, ValueError) as error:
+            self.call_from_thread(self.exit, str(error))
+
+    def close(self) -> None:
+        """End what the app has started; to be called after `run`."""
+        if self._live is not None:
+            self._live.close()
+        if self._cluster is not None:
+            self._cluster.close()
+
+    # -- messages of the feed, on its threads -----------------------------------
+
+    def _take(self, state: Message) -> None:
+        before, self.state = self.state, state
+        if before is None or before["banner"]["title"] != state["banner"]["title"]:
+            self.post_message(Changed())
+
+    def _answer(self, outcome: Message) -> None:
+        self.post_message(Answered(outcome))
+
+    def on_changed(self, message: Changed) -> None:
+        """Show at once what is new in the banner."""
+        self._draw()
+
+    def on_answered(self, message: Answered) -> None:
+        """Show the outcome of a request."""
+        outcome = message.outcome
+        self._asked.discard(outcome["id"])
+        if "stacks" in outcome:
+            self.push_screen(Reading(outcome["title"], outcome["stacks"]))
+        elif outcome.get("text"):
+            severity = "information" if outcome["ok"] else "error"
+            self.notify(
+                printable(outcome["text"]),
+                severity=severity,  # type: ignore[arg-type]
+                timeout=10,
+                markup=False,
+            )
+        self._draw()
+
+    # -- drawing --------------------------------------------------------------------
+
+    @property
+    def group(self) -> dict[str, Any] | None:
+        """What the board says of the group that is shown."""
+        groups = self.state["groups"] if self.state is not None else []
+        found = (one for one in groups if one["id"] == self._group)
+        return next(found, groups[0] if groups else None)
+
+    def _draw(self) -> None:
+        state = self.state
+        if state is None or len(self.screen_stack) > 1:
+            return
+        head, banner = state["head"], state["banner"]
+        facts = [self.TITLE, head["title"], *head["facts"]]
+        _say(self._head, " · ".join(facts))
+        shape = SHAPES.get(banner["mood"], "○")
+        sentences = [banner["text"], *banner["more"], banner["last"]]
+        said = " ".join(filter(None, sentences))
+        _say(self._banner, f": {said}", f"{shape} {banner['title']}")
+        self._banner.set_classes(banner["mood"])
+        self._draw_group(state)
+
+    def _draw_group(self, state: Message) -> None:
+        group = self.group
+        if group is None:
+            return
+        about = [group["label"], *group["facts"]]
+        if len(state["groups"]) > 1:
+            number = [one["id"] for one in state["groups"]].index(group["id"]) + 1
+            about.insert(1, f"group {number} of {len(state['groups'])}")
+        if group["verdict"]:
+            about.append(group["verdict"])
+        _say(self._about, " · ".join(about))
+        rows = state["rows"].get(group["id"], {})
+        self.table.show(group["id"], rows, self._clock(), self.view)
+        text = self._noted(len(rows))
+        _say(self._note, text)
+        self._note.set_class(bool(text), "shown")
+
+    def _noted(self, count: int) -> str:
+        """Return what the user sees less of, and in which order."""
+        said = []
+        shown = len({rank for item in self.table.items for rank in item.ranks})
+        if shown < count:
+            said.append(f"{shown} of {count} ranks")
+        if self.view.filter:
+            said.append(f"filter {self.view.filter!r}")
+        if self.view.culprits:
+            said.append("only what is at fault")
+        if self.view.sort:
+            title = next(one.title for one in COLUMNS if one.key == self.view.sort)
+            order = "the highest first" if self.view.descending else "the lowest first"
+            said.append(f"by {title}, {order}")
+        return f"{' · '.join(said)}   (Esc: as it was)" if said else ""
+
+    def _look(self, **changes: Any) -> None:
+        self.view = replace(self.view, **changes)
+        self._draw()
+
+    # -- keys -------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave out what cannot be done to these ranks, and what is behind a text."""
+        if action in ("group", "filter", "plain") and len(self.screen_stack) > 1:
+            return False
+        if action == "rebuild" and self.state is not None:
+            return "rebuild" not in self.state["head"]["refused"]
+        return True
+
+    def action_filter(self) -> None:
+        """Let the user type a filter."""
+        self._filter.add_class("shown")
+        self._filter.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while the user types."""
+        self._look(filter=event.value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Keep the filter, and give the keys back to the table."""
+        self._end_filter()
+
+    def _end_filter(self) -> None:
+        self._filter.remove_class("shown")
+        self.table.focus()
+
+    def action_plain(self) -> None:
+        """Show all rows in their usual order."""
+        self._filter.value = ""
+        self._end_filter()
+        self._look(filter="", culprits=False, sort="", descending=False)
+
+    def action_sort(self, by: int) -> None:
+        """Sort by the next column; behind the last one, in the usual order."""
+        keys = ["", *(one.key for one in self.table.columns)]
+        place = keys.index(self.view.sort) if self.view.sort in keys else 0
+        self._look(sort=keys[(place + by) % len(keys)], descending=False)
+
+    def action_reverse(self) -> None:
+        """Show the highest first, or the lowest again."""
+        self._look(sort=self.view.sort or "rank", descending=not self.view.descending)
+
+    def on_rank_table_title_pressed(self, message: RankTable.TitlePressed) -> None:
+        """Sort by a column: the lowest first, then the highest, then as before."""
+        if self.view.sort != message.key:
+            self._look(sort=message.key, descending=False)
+        elif self.view.descending:
+            self._look(sort="", descending=False)
+        else:
+            self._look(descending=True)
+
+    def action_fold(self) -> None:
+        """Give equal ranks one row, or each its own."""
+        self._look(fold=not self.view.fold)
+
+    def action_culprits(self) -> None:
+        """Show only ranks at fault, and what is wrong in other ways."""
+        self._look(culprits=not self.view.culprits)
+
+    def action_group(self, by: int) -> None:
+        """Show another group."""
+        group = self.group
+        if self.state is None or group is None:
+            return
+        ids = [one["id"] for one in self.state["groups"]]
+        self._group = ids[(ids.index(group["id"]) + by) % len(ids)]
+        self._draw()
+
+    def action_groups(self) -> None:
+        """Let the user choose a group."""
+        group = self.group
+        if self.state is not None and group is not None:
+            self.push_screen(GroupList(self.state["groups"], group["id"]), self._choose)
+
+    def _choose(self, group: str | None) -> None:
+        self._group = group or self._group
+        self._draw()
+
+    def on_rank_table_opened(self, message: RankTable.Opened) -> None:
+        """Show the rows of a fold, or the stacks of a rank."""
+        item = message.item
+        if item.fold:
+            self._look(opened=self.view.opened ^ {item.key})
+        else:
+            self._request("profile", ranks=list(item.ranks))
+
+    def action_stacks(self, every: bool = False) -> None:
+        """Show the stacks of the ranks of the row, or of all."""
+        chosen = self.table.chosen
+        if every or chosen is not None:
+            ranks = None if every or chosen is None else list(chosen.ranks)
+            self._request("profile", ranks=ranks)
+
+    def action_verdict(self) -> None:
+        """Show all that the banner says, for which there may be no room."""
+        if self.state is not None:
+            banner = self.state["banner"]
+            said = [banner["text"], *banner["more"], banner["last"]]
+            self.push_screen(Reading(banner["title"], "\n\n".join(filter(None, said))))
+
+    def action_help(self) -> None:
+        """Say what the keys do, and what the columns are."""
+        width = max(len(one.title) for one in COLUMNS)
+        columns = [f"{one.title:<{width}}  {one.about}" for one in COLUMNS]
+        shapes = "● runs   ○ idle   ▲ no answer   ■ at fault, dead or aborted"
+        text = "\n".join([_KEYS, shapes, "", *columns])
+        self.push_screen(Reading("rankscope top: keys and columns", text))
+
+    # -- what changes the ranks -----------------------------------------------------
+
+    def action_diagnose(self) -> None:
+        """Find out why an op hangs."""
+        self._request("diagnose")
+
+    def action_abort(self) -> None:
+        """Abort what is in flight, once the user has said yes."""
+        if self.state is None or self._is_refused("abort"):
+            return
+        flying = [
+            one for one in self.state["groups"] if one["flight"] and not one["aborted"]
+        ]
+        hung = [one for one in flying if one["id"] in self.state["banner"]["groups"]]
+        if not flying:
+            self.notify("No op is in flight: there is nothing to abort.")
+            return
+        after = "Every op in flight there fails with an error that says why."
+        self._ask("abort", hung or flying, after)
+
+    def action_rebuild(self) -> None:
+        """Rebuild what was aborted, once the user has said yes."""
+        if self.state is None or self._is_refused("rebuild"):
+            return
+        aborted = [one for one in self.state["groups"] if one["aborted"]]
+        if not aborted:
+            self.notify("No group is aborted: there is nothing to rebuild.")
+            return
+        self._ask("rebuild", aborted, "The ranks can use them again.")
+
+    def _is_refused(self, what: str) -> bool:
+        """Say why `what` cannot be done to these ranks, if it cannot."""
+        assert self.state is not None
+        why = self.state["head"]["refused"].get(what)
+        if self.state["head"]["state"] != "running":
+            why = "the ranks have ended"
+        if why is not None:
+            self.notify(printable(why), severity="warning", timeout=10, markup=False)
+        return why is not None
+
+    def _ask(self, what: str, groups: list[dict[str, Any]], after: str) -> None:
+        ranks = sorted({rank for one in groups for rank in one["ranks"]})
+        labels = ", ".join(repr(one["label"]) for one in groups[:4])
+        more = f" and {len(groups) - 4} more" if len(groups) > 4 else ""
+        named = f"group{'s' * (len(groups) > 1)} {labels}{more}"
+        answers = [("y", what)]
+        shown = self.group
+        only = shown is not None and len(groups) > 1 and shown in groups
+        if only and shown is not None:
+            answers.append(("o", f"only {shown['label']!r}"))
+
+        def answered(key: str | None) -> None:
+            chosen = [shown] if key == "o" and shown is not None else groups
+            if key in ("y", "o"):
+                self._request(what, groups=[one["id"] for one in chosen])
+
+        text = f"{what.capitalize()} {named} of {name_ranks(ranks)}? {after}"
+        self.push_screen(Question(text, answers), answered)
+
+    def _request(self, what: str, **parameters: Any) -> None:
+        if self._live is not None and what not in self._asked:
+            self._asked.add(what)
+            self._live.request(what, **parameters)
+
+
+def _say(place: Static, text: str, title: str = "") -> None:
+    content = Content(printable(text))
+    if title:
+        content = Content.styled(printable(title), "bold") + content
+    if place.content != content:
+        place.update(content)
