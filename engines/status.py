@@ -114,6 +114,8 @@ class Summary:
     gpu: str = ""
     #: Bytes of resident memory of the rank's process, ``None`` where it is not known.
     memory: int | None = None
+    #: The cores that the rank's process has kept busy lately, ``None`` at first.
+    cpu: float | None = None
     #: Bytes of its GPU's memory that the process holds, ``None`` where there is no GPU,
     #: or it is not known.
     gpu_memory: int | None = None

@@ -38,6 +38,7 @@ _DEAD: dict[str, Any] = {
     "line": "",
     "line_for": None,
     "memory": None,
+    "cpu": None,
     "gpu_memory": None,
 }
 

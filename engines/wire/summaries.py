@@ -14,9 +14,11 @@ from ..status import Summary
 from .requests import EncodedSummary
 from .status_codec import encode
 
-__all__ = ["LineClock", "SummaryWriter"]
+__all__ = ["CpuClock", "LineClock", "SummaryWriter"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+#: Seconds over which processor time is measured at least.
+PERIOD = 1.0
 
 
 class SummaryWriter:
@@ -29,7 +31,7 @@ class SummaryWriter:
     def __init__(
         self, locate: Callable[[], str], details: Callable[[], dict[str, Any]]
     ) -> None:
-        self._line = LineClock(locate)
+        self._line, self._cpu = LineClock(locate), CpuClock()
         self._details = details
         self._numbers = itertools.count(1)
 
@@ -45,6 +47,7 @@ class SummaryWriter:
                 line=line,
                 line_for=line_for,
                 memory=_resident_bytes(),
+                cpu=self._cpu.look(),
                 groups=world.summary(),
                 advice=world.advice(),
                 **details,
@@ -71,6 +74,34 @@ class LineClock:
         if line != seen:
             self._seen = seen, since = line, now
         return line, now - since if line else None
+
+
+class CpuClock:
+    """How many cores all threads of this process have kept busy, by the second.
+
+    `times` returns the seconds of a clock that does not stop, and of processor time.
+    """
+
+    def __init__(
+        self,
+        times: Callable[[], tuple[float, float]] = lambda: (
+            time.monotonic(),
+            time.process_time(),
+        ),
+    ) -> None:
+        self._times = times
+        # Replaced as a whole: requests are served beside the publisher.
+        self._seen: tuple[float, float, float | None] = (*times(), None)
+
+    def look(self) -> float | None:
+        """Return the cores of the last second or longer, ``None`` within the first."""
+        since, used, known = self._seen
+        now, total = self._times()
+        if now - since < PERIOD:
+            return known
+        cores = round((total - used) / (now - since), 2)
+        self._seen = now, total, cores
+        return cores
 
 
 def _resident_bytes() -> int | None:

@@ -49,6 +49,7 @@ SUMMARY = Summary(
     pid=101,
     gpu="GPU 0",
     memory=96 << 20,
+    cpu=1.25,
     gpu_memory=3 << 30,
     busy=True,
     busy_for=2.5,

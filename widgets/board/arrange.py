@@ -152,7 +152,7 @@ _UNITS: dict[str, float] = {
     **{"kB/s": 1e-3, "MB/s": 1.0, "GB/s": 1e3},
 }
 #: Cells of which a fold shows the lowest and the highest.
-_RANGES = ("last", "algbw", "busbw", "memory", "gpu_memory", "waits")
+_RANGES = ("last", "algbw", "busbw", "memory", "cpu", "gpu_memory", "waits")
 _NUMBER = re.compile(r"#?(-?\d+(?:\.\d+)?)(%| (\S+))?(?: · .*)?")
 
 

@@ -31,6 +31,7 @@ COLUMNS = (
     Column("algbw", "algbw", "of the last op: size / time", True, drop=8),
     Column("busbw", "busbw", "of the last op, on the bus", True, drop=6),
     Column("memory", "memory", "resident memory of the rank's process", True, drop=9),
+    Column("cpu", "CPU", "of a core, that its process kept busy", True, drop=6),
     Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=6),
     Column("queue", "queue", "ops in flight", True, drop=5),
     Column("beat", "silent", "since the last heartbeat", True, drop=2),

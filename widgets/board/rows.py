@@ -57,6 +57,8 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
         row["device"] = text("; ".join(filter(None, known)), 120)
     if rank.memory is not None:
         row["memory"] = bytes_text(rank.memory)
+    if rank.cpu is not None:
+        row["cpu"] = text(f"{rank.cpu:.0%}", 12)
     if rank.gpu_memory:
         row["gpu_memory"] = bytes_text(rank.gpu_memory)
     left = state == "aborted" and rank.state == "busy"

@@ -1,9 +1,9 @@
-"""How long a rank has been seen at one line."""
+"""How long a rank has been seen at one line, and how many cores it has used."""
 
 from __future__ import annotations
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines.wire.summaries import LineClock
+from rankscope.engines.wire.summaries import PERIOD, CpuClock, LineClock
 
 
 def test_time_runs_while_the_line_stays() -> None:
@@ -15,3 +15,23 @@ def test_time_runs_while_the_line_stays() -> None:
     assert clock.look() == ("cell 7 line 4", 0.0)
     line = ""
     assert clock.look() == ("", None)
+
+
+def test_processor_time_is_measured_over_a_second() -> None:
+    now, used = 100.0, 7.0
+    clock = CpuClock(lambda: (now, used))
+    assert clock.look() is None
+    now, used = now + PERIOD / 2, used + PERIOD / 2
+    assert clock.look() is None
+    now, used = now + PERIOD / 2, used + PERIOD
+    assert clock.look() == 1.5
+    # As it was, until the next second is over.
+    now, used = now + PERIOD / 2, used + PERIOD
+    assert clock.look() == 1.5
+    now += 3 * PERIOD / 2
+    assert clock.look() == 0.5
+
+
+def test_it_is_that_of_this_process() -> None:
+    clock = CpuClock()
+    until(lambda: (clock.look() or 0.0) > 0.0, 60, "a second of work")

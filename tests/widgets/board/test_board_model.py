@@ -85,6 +85,12 @@ class TestRows:
         assert row["last"] == "2.00 ms"
         assert (row["algbw"], row["busbw"]) == ("2.10 GB/s", "3.15 GB/s")
 
+    def test_the_part_of_a_core_is_a_short_text(self) -> None:
+        assert self.row(rank(0, group(), cpu=1.254))["cpu"] == "125%"
+        assert "cpu" not in self.row(rank(0, group()))
+        # It comes from another process.
+        assert len(self.row(rank(0, group(), cpu=1e300))["cpu"]) == 12
+
     @pytest.mark.parametrize("state", ["scheduled", "started"])
     def test_who_waits_is_in_flight_in_every_op(self, state: str) -> None:
         one = group(oldest=op(state=state, elapsed=1.0))

@@ -95,7 +95,7 @@ const RATES = { "MB/s": 1, "GB/s": 1e3, "TB/s": 1e6 };
 const UNITS = new Map(Object.entries({ ...SIZES, ...TIMES, ...RATES }));
 
 // Cells of which a fold shows the lowest and the highest.
-const RANGES = ["last", "algbw", "busbw", "memory", "gpu_memory", "waits"];
+const RANGES = ["last", "algbw", "busbw", "memory", "cpu", "gpu_memory", "waits"];
 
 /** A cell for comparison: the number in "#14", "2.1 ms" and "9% · 2 ms", else the text. */
 export function valueOf(key, rank, cells) {
