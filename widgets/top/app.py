@@ -161,7 +161,9 @@ class TopApp(App[str]):
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
+        # Said here, too: NO_COLOR is taken in before there is a theme, and would make
+        # the terminal's own colours black on black.
+        super().__init__(ansi_color=True)
         self.register_theme(THEME)
         self.theme = THEME.name
         self._get, self._interval, self._clock = attach, interval, clock

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
+from rich.color import ColorType
+from rich.segment import Segment
 from textual.pilot import Pilot
 from textual.widgets import Footer, Input, Static
 
@@ -60,6 +62,11 @@ class Screen:
         """The lines of the table, the titles first."""
         shown = [self.table.render_line(y).text.rstrip() for y in range(40)]
         return [line for line in shown if line]
+
+    def segments(self) -> list[Segment]:
+        """All that the terminal gets."""
+        lines = self.app.screen._compositor.render_strips()
+        return [segment for line in lines for segment in line]
 
     def ranks_shown(self) -> list[str]:
         return [line.strip().split("  ")[0] for line in self.lines()[1:]]
@@ -183,25 +190,32 @@ class TestShown:
 
         async def body(screen: Screen) -> None:
             assert "a\\x1b[2Jb[red]" in screen.text("#group")
-            everything = "".join(
-                segment.text
-                for line in screen.app.screen._compositor.render_strips()
-                for segment in line
-            )
+            everything = "".join(one.text for one in screen.segments())
             assert "\x1b" not in everything
             assert "\x07" not in everything
 
         on_screen(Ranks(statuses.cluster(*ranks)), body)
 
-    def test_no_colour_where_none_is_wanted(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("wanted", [True, False])
+    def test_colours_are_those_of_the_terminal_or_none(
+        self, monkeypatch: pytest.MonkeyPatch, wanted: bool
     ) -> None:
-        async def body(screen: Screen) -> None:
-            coloured = screen.app.export_screenshot()
-            assert "#ff0000" not in coloured
-            assert screen.app.no_color
+        """Textual takes `NO_COLOR` in for themes that it knows: black on black."""
 
-        monkeypatch.setenv("NO_COLOR", "1")
+        async def body(screen: Screen) -> None:
+            colours = {
+                None if colour.is_default else (colour.type, colour.number)
+                for one in screen.segments()
+                if one.style is not None
+                for colour in (one.style.color, one.style.bgcolor)
+                if colour is not None
+            }
+            red = ColorType.STANDARD, 1
+            assert colours == ({None, red} if wanted else {None})
+
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if not wanted:
+            monkeypatch.setenv("NO_COLOR", "1")
         on_screen(hung(2, 1), body)
 
     def test_the_footer_has_what_can_be_done(self) -> None:
