@@ -360,6 +360,14 @@ class Cluster(Ranks):
         report(f"{self.n} ranks are ready")
         return self
 
+    def follow(self) -> None:
+        """Have the ranks send their status by themselves from now on.
+
+        They do it already, but for a cluster that was attached to ``briefly``.
+        """
+        super().follow()
+        self._registry.start_status()
+
     def _announce(self) -> None:
         """Have the command line find this cluster, with its present ranks."""
         launched = self._launched

@@ -330,9 +330,10 @@ class StallWatch:
     """A thread that diagnoses ops which have been in flight for long.
 
     ``on_change(verdicts)`` is called when the verdicts change, with ``[]`` at the end
-    of a hang; the ranks are told, for the errors of ops that time out. The thread
-    reads the last known status; requests are sent to the ranks only while an op is
-    stalled, or a rank is dead or silent.
+    of a hang; the ranks are told, for the errors of ops that time out, unless `tells`
+    is false, as of a viewer beside the notebook of the ranks. The thread reads the last
+    known status; requests are sent to the ranks only while an op is stalled, or a rank
+    is dead or silent.
     """
 
     def __init__(
@@ -340,9 +341,11 @@ class StallWatch:
         cluster: Diagnosable,
         on_change: Callable[[list[Verdict]], Any],
         stall: float = STALL,
+        tells: bool = True,
     ) -> None:
         self._cluster = cluster
         self._on_change = on_change
+        self._tells = tells
         self._stall = stall
         self._stop = threading.Event()
         # Held while what was found is told.
@@ -383,7 +386,8 @@ class StallWatch:
                 if self._stop.is_set():
                     return
                 try:
-                    self._cluster.tell_ranks(verdicts)
+                    if self._tells:
+                        self._cluster.tell_ranks(verdicts)
                 except (ClusterError, OSError):
                     return
                 self._on_change(verdicts)

@@ -313,6 +313,13 @@ class ObservedRanks:
             ),
         )
 
+    def follow(self) -> None:
+        """Have the ranks send their status by themselves from now on.
+
+        They do it already, but for a cluster that was attached to ``briefly``.
+        """
+        self._check_open()
+
     def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
         """Call ``callback(rank, summary)`` on each change, on an I/O thread.
 

@@ -46,7 +46,9 @@ class Live:
             source_line=lambda cell, line: "",
             by=BY,
         )
-        self._stalls = StallWatch(cluster, self._feed.show_verdicts)
+        # The ranks hear of verdicts from their notebook: this one is a guest.
+        self._stalls = StallWatch(cluster, self._feed.show_verdicts, tells=False)
+        cluster.follow()
         self._feed.watch(BY)
 
     def request(self, what: str, **parameters: Any) -> None:

@@ -41,6 +41,9 @@ class Ranks:
 
     # -- what the feed asks for -----------------------------------------------
 
+    def follow(self) -> None:
+        self.calls.append(("follow",))
+
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
         wanted = None if ranks is None else set(ranks)
         some = tuple(

@@ -31,8 +31,12 @@ def _told_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Told:
         def __init__(
-            self, ranks: Ranks, show: Callable[[Sequence[Verdict]], None]
+            self,
+            ranks: Ranks,
+            show: Callable[[Sequence[Verdict]], None],
+            tells: bool,
         ) -> None:
+            assert not tells
             show(ranks.verdicts)
 
         def close(self) -> None:
@@ -321,10 +325,10 @@ class TestAsked:
             await screen.press("down", "enter")
             await screen.over(Reading)
             assert "dist.all_reduce(x[0])" in screen.text("#text")
-            assert screen.ranks.calls == [("stacks", (1,))]
+            assert screen.ranks.calls == [("follow",), ("stacks", (1,))]
             await screen.press("escape", "S")
             await screen.over(Reading)
-            assert screen.ranks.calls[1:] == [("stacks", (0, 1, 2, 3))]
+            assert screen.ranks.calls[2:] == [("stacks", (0, 1, 2, 3))]
 
         on_screen(hung(4, 2), body)
 
@@ -351,7 +355,7 @@ class TestAsked:
             # Neither a stray key nor Enter is a yes.
             await screen.press("a", "enter", "n")
             assert not isinstance(screen.app.screen, Question)
-            assert screen.ranks.calls == []
+            assert screen.ranks.calls == [("follow",)]
             await screen.press("a", "y")
             reason = "abort requested from a terminal"
             await screen.asked("abort", ["default"], reason, "a terminal")
@@ -377,7 +381,7 @@ class TestAsked:
             (said,) = screen.app._notifications
             assert said.message == "train.py does not allow it"
             assert not isinstance(screen.app.screen, Question)
-            assert screen.ranks.calls == []
+            assert screen.ranks.calls == [("follow",)]
 
         on_screen(script(hung(4, 2), abort="train.py does not allow it"), body)
 
