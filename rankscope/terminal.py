@@ -213,7 +213,8 @@ def _no_top(values: argparse.Namespace) -> str | None:
     """Return why there can be no live view here."""
     if find_spec("textual") is None:
         return f"it needs Textual: {pip_install(with_extra('top'))}"
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    # Textual draws on the standard error.
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return "it needs a terminal (with ssh: ssh -t); rankscope status prints once"
     if values.delay < SHORTEST:
         return f"-d {values.delay:g}: at least {SHORTEST:g} seconds are expected"

@@ -23,6 +23,7 @@ from rankscope.engines.cluster.cluster_file import ClusterFile
 from rankscope.engines.wire.job_file import JobFile
 from rankscope.terminal import COMMANDS, Running
 from tests.magics.kernels import Kernel, running_kernel
+from tests.terminals import Terminal
 
 WAIT = 60
 
@@ -155,7 +156,7 @@ def test_the_live_view_says_what_it_lacks(
     assert main(["top", "aa1"]) == 2
     assert "it needs a terminal (with ssh: ssh -t)" in capsys.readouterr().err
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert main(["top", "aa1", "-d", "0"]) == 2
     assert "-d 0: at least 0.1 seconds are expected" in capsys.readouterr().err
     assert main(["top"]) == 2
@@ -279,6 +280,25 @@ def test_it_needs_nothing_of_the_kernel(
         assert "group 'default' aborted" in told
         assert main(["abort", "--group", "nonesuch"]) == 2
         assert "nonesuch" in capsys.readouterr().err
+
+    cell = kernel(*HANG, when={"in": act})
+    assert "; abort requested from a terminal at " in cell.error
+    assert kernel("%dist_rebuild").error == ""
+
+
+@pytest.mark.processes
+def test_the_live_view_shows_the_hang_and_aborts_it(kernel: Kernel) -> None:
+    command = [sys.executable, "-m", "rankscope", "top", "train.ipynb", "-d", "0.2"]
+
+    def act() -> None:
+        with Terminal(command) as terminal:
+            terminal.until("Ranks 0–1 wait for each other", WAIT)
+            terminal.press("a")
+            terminal.until("Abort group 'default' of ranks 0–1?", WAIT)
+            terminal.press("y")
+            terminal.until("Group 'default' aborted", WAIT)
+            terminal.press("q")
+            assert terminal.end(WAIT) == 0
 
     cell = kernel(*HANG, when={"in": act})
     assert "; abort requested from a terminal at " in cell.error

@@ -80,8 +80,13 @@ def test_only_those_at_fault_are_left_on_request() -> None:
     there = rows(64, WAITS, {17: ABSENT, 5: silent})
     assert shown(there, View(culprits=True)) == ["17", "5"]
     calm: Cells = {"state": "idle", "mood": "calm", "lag": 2}
-    given = WAITS, ABSENT, {"state": "in cell 1", "mood": "busy"}, calm
-    assert [is_conspicuous(one) for one in given] == [False, True, False, True]
+    busy: Cells = {"state": "in cell 1", "mood": "busy"}
+    assert [is_conspicuous(one) for one in (WAITS, ABSENT, busy, calm)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
