@@ -19,6 +19,7 @@ _ON_CLUSTERS = {
     "status": "show what every rank is doing",
     "top": "show it live: who is late, who waits, the verdict; abort from there",
     "diagnose": "say why an op hangs: the rank at fault, and the line",
+    "metrics": "serve what they do to Prometheus, until Ctrl-C",
     "profile": "show where the ranks are, or with -t, where they spend their time",
     "abort": "fail what is in flight on every rank, so that the cells end",
     "rebuild": "make aborted groups usable again",
@@ -28,8 +29,8 @@ _TAKE_A_GROUP = ("abort", "rebuild")
 
 _MORE = """\
 It works while the notebook's cell hangs, and whatever state its kernel is in. The
-ranks of scripts that rankscope.torch watches have status, top, diagnose, profile and,
-where the script allows it, abort.
+ranks of scripts that rankscope.torch watches have status, top, diagnose, metrics,
+profile and, where the script allows it, abort.
 """
 _DIAGNOSE = """\
 Say why an op hangs: the rank at fault, and the line.
@@ -57,8 +58,15 @@ who is late and who waits; why an op hangs. Keys sort, filter, show the stacks o
 and abort; ? lists them. It needs Textual (pip install 'rankscope[top]') and a terminal,
 over ssh, too (ssh -t). Colours are those of the terminal; NO_COLOR=1 leaves them out.
 """
+_METRICS = """\
+Serve the metrics of all ranks in OpenMetrics' format at a port of this host, for
+Prometheus and Grafana, until Ctrl-C or the end of the ranks: collectives, ops in flight
+and their age, lag, bandwidth, who is late and who waits, memory, CPU, stalls, aborts,
+rebuilds. The ranks are asked when somebody scrapes. It needs prometheus_client
+(pip install 'rankscope[metrics]').
+"""
 #: Commands that a line does not describe.
-_LONGER = {"diagnose": _DIAGNOSE, "top": _TOP}
+_LONGER = {"diagnose": _DIAGNOSE, "top": _TOP, "metrics": _METRICS}
 _JSON = """\
 
 --json writes one object:
@@ -173,6 +181,14 @@ def command_parser() -> argparse.ArgumentParser:
                 default=1.0,
                 metavar="SECONDS",
                 help="seconds between two updates (default: 1)",
+            )
+        if name == "metrics":
+            command.add_argument(
+                "-p",
+                "--port",
+                type=int,
+                default=9464,
+                help="port at 127.0.0.1 (default: 9464; 0: one that is free)",
             )
         if name == "profile":
             command.add_argument(

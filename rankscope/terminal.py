@@ -41,6 +41,8 @@ REASON, BY = "abort requested from a terminal", "a terminal"
 ATTACH_WAIT = 1.5
 #: Seconds in which ranks may send their status; later ones are shown as silent.
 ANSWER = 0.8
+#: Seconds between two looks at whether the ranks whose metrics are served have ended.
+END_PERIOD = 1.0
 #: Seconds between two updates of `rankscope top` at least.
 SHORTEST = 0.1
 
@@ -153,6 +155,27 @@ def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     return DONE
 
 
+def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    if find_spec("prometheus_client") is None:
+        install = pip_install(with_extra("metrics"))
+        raise ClusterError(f"they are written by prometheus_client: {install}")
+    from rankscope.engines.cluster.metrics import MetricsServer
+
+    server = MetricsServer(cluster, values.port)
+    try:
+        name = f"cluster {cluster.cluster_id}"
+        say(f"the metrics of {name} are at {server.address}; Ctrl-C ends them")
+        sys.stdout.flush()
+        while not cluster.closed:
+            time.sleep(END_PERIOD)
+        say(f"{name} has ended", file=sys.stderr)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.close()
+    return DONE
+
+
 def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     verdicts = cluster.explain()
     if values.group is not None:
@@ -225,6 +248,7 @@ COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
     "status": _status,
     "diagnose": _diagnose,
     "profile": _profile,
+    "metrics": _metrics,
     "abort": _abort,
     "rebuild": _rebuild,
     "stop": _stop,

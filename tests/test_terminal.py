@@ -18,7 +18,7 @@ from rankscope import attach, terminal
 from rankscope.__main__ import main
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import ClusterError
-from rankscope.engines.cluster import cluster_file
+from rankscope.engines.cluster import cluster_file, metrics
 from rankscope.engines.cluster.cluster_file import ClusterFile
 from rankscope.engines.wire.job_file import JobFile
 from rankscope.terminal import COMMANDS, Running
@@ -166,6 +166,42 @@ def test_the_live_view_says_what_it_lacks(
     assert re.search(
         r"it needs Textual: .*pip install .*\[top\]", capsys.readouterr().err
     )
+
+
+def test_metrics_are_served_until_the_end(
+    several: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[object] = []
+
+    class Attached:
+        cluster_id, closed = "rankscope-aa11", False
+
+        def __enter__(self) -> Attached:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            served.append("detached")
+
+    class Server:
+        address = "http://127.0.0.1:9464/metrics"
+
+        def __init__(self, cluster: Attached, port: int) -> None:
+            served.append(port)
+            cluster.closed = True
+
+        def close(self) -> None:
+            served.append("closed")
+
+    monkeypatch.setattr(Running, "attach", lambda one: Attached())
+    monkeypatch.setattr(metrics, "MetricsServer", Server)
+    assert main(["metrics", "aa1", "-p", "0"]) == 0
+    assert served == [0, "closed", "detached"]
+    out, err = capsys.readouterr()
+    assert "cluster rankscope-aa11 are at http://127.0.0.1:9464/metrics" in out
+    assert "rankscope-aa11 has ended" in err
+    monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+    assert main(["metrics", "aa1"]) == 2
+    assert re.search(r"pip install .*\[metrics\]", capsys.readouterr().err)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,302 @@
+"""The metrics of a cluster or a job, for Prometheus: what a scrape finds.
+
+Nothing is measured for them, and the ranks are asked nothing before somebody scrapes.
+Their number is bounded: of more than `SERIES` pairs of group and rank, the groups that
+come last are left out, and ``rankscope_groups_left_out`` says how many.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.lateness import Lateness
+from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.rank_sets import format_ranks
+from rankscope.backends.work.op_type import busbw
+
+from ..errors import ClusterError
+from ..status import ClusterStatus, GroupStatus, RankStatus, Summary
+from .diagnosing import Diagnosable, StallWatch
+from .lateness import Recorded, take
+
+__all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
+
+#: Where the metrics are served: programs of this host can read them, no others.
+ADDRESS = "127.0.0.1"
+#: Pairs of group and rank of which there are series.
+SERIES = 4096
+#: Seconds that a scrape waits for ranks whose last status is old.
+ANSWER = 0.8
+#: Records of a rank that a scrape asks for: what is judged is kept until the next.
+LAST = 40
+#: The longest label.
+LONGEST = 80
+
+_STATES = ("idle", "busy", "unreachable", "dead")
+_PER_RANK = ("group", "rank")
+
+
+class Scraped(Recorded, Diagnosable, Protocol):
+    """The calls of a cluster that its metrics need."""
+
+    def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus:
+        """Return the status of all ranks."""
+
+    def follow(self) -> None:
+        """Have the ranks send their status by themselves from now on."""
+
+    def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
+        """Call ``callback(rank, summary)`` on each change."""
+
+
+class Events:
+    """Counts what happens between two scrapes: stalls, aborts and rebuilds."""
+
+    def __init__(self) -> None:
+        #: Fault → how many ops hung by it.
+        self.stalls = Counter[str]()
+        #: Group → how many of its generations were aborted, and made anew.
+        self.aborts = Counter[GroupKey]()
+        self.rebuilds = Counter[GroupKey]()
+        self._hung: set[tuple[GroupKey, int]] = set()
+        # Group → its newest generation, and the newest one that was aborted.
+        self._newest: dict[GroupKey, int] = {}
+        self._aborted: dict[GroupKey, int] = {}
+
+    def note_status(self, rank: int, summary: Summary) -> None:
+        """Take in what a rank reports."""
+        for group in summary.groups:
+            key, generation = group.key, group.generation
+            newest = self._newest.setdefault(key, generation)
+            if generation > newest:
+                self.rebuilds[key] += generation - newest
+                self._newest[key] = generation
+            aborted = self._aborted.get(key, -1)
+            if group.state == "aborted" and generation > aborted:
+                self.aborts[key] += 1
+                self._aborted[key] = generation
+
+    def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Take in the verdicts that hold now; each op that hangs counts once."""
+        now = {(one.group, one.seq) for one in verdicts}
+        for one in verdicts:
+            if (one.group, one.seq) not in self._hung:
+                self.stalls[one.fault.value] += 1
+        self._hung = now
+
+
+class ClusterCollector(Collector):
+    """What a scrape of `cluster` finds; `events` is what has happened before."""
+
+    def __init__(self, cluster: Scraped, events: Events) -> None:
+        self._cluster, self._events = cluster, events
+        self._lateness = Lateness()
+        # Two programs may scrape at the same time.
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they are now."""
+        with self._lock:
+            status = self._cluster.status(timeout=ANSWER)
+            if status.state == "running":
+                # One that is shut down just now has its last status.
+                with suppress(ClusterError):
+                    take(self._cluster, self._lateness, last=LAST, timeout=ANSWER)
+            yield from _of_ranks(status)
+            yield from _of_groups(status, self._lateness)
+            yield from _of_events(self._events, _labels(status.group_keys))
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry asks for it at once, and a scrape takes time."""
+        return []
+
+
+class MetricsServer:
+    """Serves the metrics of `cluster` at a port of this host, until `close`.
+
+    Raises `OSError` if the port is taken.
+    """
+
+    def __init__(self, cluster: Scraped, port: int) -> None:
+        events, registry = Events(), CollectorRegistry()
+        registry.register(ClusterCollector(cluster, events))
+        self._server, self._thread = start_http_server(port, ADDRESS, registry)
+        #: The port, which the system has chosen if it was to be 0.
+        self.port = int(self._server.server_address[1])
+        self._watch = StallWatch(cluster, events.note_verdicts, tells=False)
+        self._cancel = cluster.subscribe(events.note_status)
+        cluster.follow()
+
+    @property
+    def address(self) -> str:
+        """What a scraper is told."""
+        return f"http://{ADDRESS}:{self.port}/metrics"
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._watch.close()
+        self._cancel()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _of_ranks(status: ClusterStatus) -> Iterator[Metric]:
+    states = Counter(one.state for one in status.ranks)
+    ranks = GaugeMetricFamily("rankscope_ranks", "Ranks by state.", labels=["state"])
+    for state in _STATES:
+        ranks.add_metric([state], states[state])
+    yield ranks
+    values: tuple[tuple[str, str, str, Callable[[RankStatus], float | None]], ...] = (
+        ("cpu_cores", "", "Cores kept busy.", lambda one: one.cpu),
+        ("memory", "bytes", "Resident memory.", lambda one: one.memory),
+        ("gpu_memory", "bytes", "Memory held on the GPU.", lambda one: one.gpu_memory),
+        ("silence", "seconds", "Since the last status.", lambda one: one.heartbeat_age),
+    )
+    for name, unit, about, value_of in values:
+        family = GaugeMetricFamily(
+            f"rankscope_{name}", about, labels=["rank"], unit=unit
+        )
+        for one in status.ranks:
+            value = value_of(one)
+            if value is not None and one.alive:
+                family.add_metric([str(one.rank)], value)
+        yield family
+
+
+def _of_groups(status: ClusterStatus, lateness: Lateness) -> Iterator[Metric]:
+    labels = _labels(status.group_keys)
+    shown, pairs = set[GroupKey](), 0
+    for key in status.group_keys:
+        pairs += len(key.ranks)
+        if pairs > SERIES:
+            break
+        shown.add(key)
+    left = GaugeMetricFamily(
+        "rankscope_groups_left_out", "Groups of which there are no series."
+    )
+    left.add_metric([], len(labels) - len(shown))
+    yield left
+    reported = [
+        ([labels[group.key], str(one.rank)], group)
+        for one in status.ranks
+        for group in one.groups
+        if group.key in shown
+    ]
+    front: dict[GroupKey, int] = {}
+    for _, group in reported:
+        front[group.key] = max(front.get(group.key, 0), group.issued or 0)
+    values: tuple[tuple[str, str, str, Callable[[GroupStatus], float | None]], ...] = (
+        ("in_flight", "", "Ops in flight.", lambda one: one.in_flight),
+        ("in_flight", "seconds", "Age of the oldest op in flight.", _age),
+        (
+            "lag",
+            "",
+            "Collectives behind the rank that is ahead.",
+            lambda one: None if one.issued is None else front[one.key] - one.issued,
+        ),
+        ("last_op", "seconds", "Duration of the last op.", _duration),
+        ("bus_bandwidth", "bytes_per_second", "Of the last op, on the bus.", _speed),
+        (
+            "aborted",
+            "",
+            "Whether the group is aborted.",
+            lambda one: float(one.state == "aborted"),
+        ),
+    )
+    ops = CounterMetricFamily(
+        "rankscope_collectives",
+        "Collectives issued since the group was made or rebuilt.",
+        labels=_PER_RANK,
+    )
+    for names, group in reported:
+        if group.issued is not None:
+            ops.add_metric(names, group.issued)
+    yield ops
+    for name, unit, about, value_of in values:
+        family = GaugeMetricFamily(
+            f"rankscope_{name}", about, labels=_PER_RANK, unit=unit
+        )
+        for names, group in reported:
+            value = value_of(group)
+            if value is not None:
+                family.add_metric(names, value)
+        yield family
+    late = GaugeMetricFamily(
+        "rankscope_late_ratio",
+        "Part of its last ops that the rank entered after the others.",
+        labels=_PER_RANK,
+    )
+    waits = GaugeMetricFamily(
+        "rankscope_waiting_ratio",
+        "Part of its time that the rank waited for late ones.",
+        labels=_PER_RANK,
+    )
+    for found in lateness.groups():
+        if found.key in shown:
+            for rank, one in found.ranks.items():
+                names = [labels[found.key], str(rank)]
+                late.add_metric(names, one.late / one.of if one.of else 0.0)
+                waits.add_metric(names, one.waits)
+    yield late
+    yield waits
+
+
+def _of_events(events: Events, labels: dict[GroupKey, str]) -> Iterator[Metric]:
+    stalls = CounterMetricFamily("rankscope_stalls", "Ops that hung.", labels=["fault"])
+    for fault, count in list(events.stalls.items()):
+        stalls.add_metric([fault], count)
+    yield stalls
+    for name, about, counts in (
+        ("aborts", "Aborts of the group.", events.aborts),
+        ("rebuilds", "Rebuilds of the group.", events.rebuilds),
+    ):
+        family = CounterMetricFamily(f"rankscope_{name}", about, labels=["group"])
+        for key, count in list(counts.items()):
+            if key in labels:
+                family.add_metric([labels[key]], count)
+        yield family
+
+
+def _labels(keys: Sequence[GroupKey]) -> dict[GroupKey, str]:
+    """Return what each group is called: its name, with its ranks if others have it.
+
+    No two have one label: Prometheus would refuse the whole scrape.
+    """
+    names = Counter(key.name for key in keys)
+    labels: dict[GroupKey, str] = {}
+    taken = set[str]()
+    for number, key in enumerate(keys):
+        label = key.name
+        if names[label] > 1:
+            label = f"{label[:LONGEST]} ({format_ranks(key.ranks)})"
+        label = label[: 2 * LONGEST]
+        if label in taken:
+            label = f"{label[:LONGEST]} #{number}"
+        taken.add(label)
+        labels[key] = label
+    return labels
+
+
+def _age(group: GroupStatus) -> float | None:
+    return 0.0 if group.oldest is None else group.oldest.elapsed
+
+
+def _duration(group: GroupStatus) -> float | None:
+    return None if group.completed is None else group.completed.duration
+
+
+def _speed(group: GroupStatus) -> float | None:
+    done = group.completed
+    if done is None or not done.duration or done.duration < 0 or done.nbytes is None:
+        return None
+    return 1e9 * busbw(done.op, done.nbytes, done.duration, len(group.ranks))

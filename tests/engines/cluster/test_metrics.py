@@ -1,0 +1,248 @@
+"""What a scrape of a cluster finds, read with the library's own parser."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from rankscope.backends.groups.key import GroupKey
+from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
+from rankscope.engines.cluster import metrics
+from rankscope.engines.cluster.metrics import ClusterCollector, Events, MetricsServer
+from rankscope.engines.status import Summary
+from tests.backends.observe.late_runs import Run
+from tests.widgets import simulated, statuses
+
+#: The name of a metric in a text.
+_NAME = re.compile(r"\brankscope_[a-z_]+")
+
+Samples = Mapping[tuple[str, tuple[str, ...]], float]
+
+
+class Ranks:
+    """A cluster with a status, and with the records of a run."""
+
+    def __init__(self, status: ClusterStatus, run: Run | None = None) -> None:
+        self.now, self.run = status, run
+        self.calls: list[str] = []
+        self.gone = False
+        self._callbacks: list[Callable[[int, Summary], None]] = []
+
+    def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
+        return self.now
+
+    def glance(self) -> ClusterStatus:
+        return self.now
+
+    def flight_records(self, ranks: Iterable[int], **limits: Any) -> FlightRecords:
+        if self.gone:
+            raise ClusterError("shut down")
+        dumps = {} if self.run is None else self.run.dumps()
+        return FlightRecords(dumps, dict.fromkeys(ranks, 0))
+
+    def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    def follow(self) -> None:
+        self.calls.append("follow")
+
+    def report(self) -> None:
+        for callback in self._callbacks:
+            for one in self.now.ranks:
+                callback(one.rank, one)
+
+
+def scrape(ranks: Ranks, events: Events | None = None) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(ClusterCollector(ranks, events or Events()))  # type: ignore[arg-type]
+    return read(generate_latest(registry).decode())
+
+
+def read(text: str) -> Samples:
+    """Name and labels of each sample → its value; the parser refuses what is wrong."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, tuple(sample.labels.values())
+            assert key not in found, "Prometheus refuses a series that is there twice"
+            found[key] = sample.value
+    return found
+
+
+def test_a_rank_and_its_progress() -> None:
+    done = simulated.op(14, duration=2e-3)
+    now = simulated.op(15, state="started", elapsed=6.0)
+    one = statuses.group(ranks=range(2), completed=done, issued=15)
+    two = replace(one, oldest=now, in_flight=1, issued=16)
+    found = scrape(
+        Ranks(
+            statuses.cluster(
+                statuses.rank(0, one, cpu=0.5, memory=96 << 20),
+                statuses.rank(1, two, state="busy", heartbeat_age=0.4),
+            )
+        )
+    )
+    expected = {
+        ("rankscope_ranks", ("idle",)): 1,
+        ("rankscope_ranks", ("busy",)): 1,
+        ("rankscope_ranks", ("dead",)): 0,
+        ("rankscope_cpu_cores", ("0",)): 0.5,
+        ("rankscope_memory_bytes", ("0",)): 96 << 20,
+        ("rankscope_silence_seconds", ("1",)): 0.4,
+        ("rankscope_collectives_total", ("default", "1")): 16,
+        ("rankscope_lag", ("default", "0")): 1,
+        ("rankscope_lag", ("default", "1")): 0,
+        ("rankscope_in_flight", ("default", "1")): 1,
+        ("rankscope_in_flight_seconds", ("default", "0")): 0,
+        ("rankscope_in_flight_seconds", ("default", "1")): 6,
+        ("rankscope_last_op_seconds", ("default", "0")): 2e-3,
+        # 4 MiB in 2 ms; of two ranks, the bus has as much.
+        ("rankscope_bus_bandwidth_bytes_per_second", ("default", "0")): 4
+        * 2**20
+        / 2e-3,
+        ("rankscope_aborted", ("default", "0")): 0,
+        ("rankscope_groups_left_out", ()): 0,
+    }
+    assert {key: found.get(key) for key in expected} == pytest.approx(expected)
+    # What is not known has no series: 0 would be a value.
+    assert ("rankscope_memory_bytes", ("1",)) not in found
+    assert not any(name == "rankscope_late_ratio" for name, _ in found)
+
+
+def test_who_is_late_and_who_waits() -> None:
+    run = Run(heavy=0.2).steps(41, lambda n, rank: 1 + 20 * (rank == 2))
+    group = statuses.group(ranks=range(4))
+    ranks = [statuses.rank(n, group, heartbeat_age=0.1) for n in range(4)]
+    cluster = Ranks(statuses.cluster(*ranks), run)
+    found = scrape(cluster)
+    late = [found["rankscope_late_ratio", ("default", str(n))] for n in range(4)]
+    waits = [found["rankscope_waiting_ratio", ("default", str(n))] for n in range(4)]
+    assert late[2] > 0.9
+    assert max(late[:2]) < 0.1
+    assert min(waits[:2]) > 0.8 > 0.2 > waits[2]
+    cluster.gone = True
+    assert scrape(cluster)["rankscope_ranks", ("idle",)] == 4
+
+
+def test_groups_of_one_name_are_told_apart_and_others_escaped() -> None:
+    made = [
+        statuses.rank(n, statuses.group("tp", (n // 2 * 2, n // 2 * 2 + 1), issued=n))
+        for n in range(4)
+    ]
+    odd = statuses.group('a"\\\n', (4,), issued=7)
+    long = [statuses.group("x" * 400 + one, (4,), issued=9) for one in "ab"]
+    found = scrape(Ranks(statuses.cluster(*made, statuses.rank(4, odd, *long))))
+    ops = {key[1][0]: one for key, one in found.items() if "collectives" in key[0]}
+    assert list(ops)[:3] == ["tp (0-1)", "tp (2-3)", 'a"\\\n']
+    assert len(ops) == 5
+    assert max(map(len, ops)) <= 2 * metrics.LONGEST
+
+
+def test_series_are_bounded_and_what_is_left_out_is_said() -> None:
+    groups = [statuses.group(f"g{n}", range(1024), issued=n) for n in range(6)]
+    found = scrape(
+        Ranks(statuses.cluster(*(statuses.rank(n, *groups) for n in range(1024))))
+    )
+    names = {key[1][0] for key in found if key[0] == "rankscope_collectives_total"}
+    assert names == {"g0", "g1", "g2", "g3"}
+    assert found["rankscope_groups_left_out", ()] == 2
+
+
+def test_stalls_aborts_and_rebuilds_count_once() -> None:
+    events = Events()
+    status, verdicts = simulated.hang(4, 2)
+    for _ in range(2):
+        events.note_verdicts(verdicts)
+    events.note_verdicts([])
+    events.note_verdicts(verdicts)
+    group = statuses.group()
+    for state, generation in (("ready", 0), ("aborted", 0), ("ready", 1), ("ready", 3)):
+        for rank in range(4):
+            one = replace(group, state=state, generation=generation)
+            events.note_status(rank, statuses.rank(rank, one))
+    # A rank that reports late.
+    events.note_status(0, statuses.rank(0, replace(group, state="aborted")))
+    found = scrape(Ranks(status), events)
+    assert found["rankscope_stalls_total", ("missing ranks",)] == 2
+    assert found["rankscope_aborts_total", ("default",)] == 1
+    assert found["rankscope_rebuilds_total", ("default",)] == 3
+    assert events.aborts == {GroupKey("default", (0, 1, 2, 3)): 1}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MetricsServer, Ranks]]:
+    class Quiet:
+        def __init__(self, *_: object, tells: bool) -> None:
+            assert not tells
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(metrics, "StallWatch", Quiet)
+    ranks = Ranks(simulated.Simulation(4).step())
+    found = MetricsServer(ranks, 0)  # type: ignore[arg-type]
+    try:
+        yield found, ranks
+    finally:
+        found.close()
+
+
+def test_they_are_served_on_this_host_alone(
+    server: tuple[MetricsServer, Ranks],
+) -> None:
+    served, ranks = server
+    assert served.address == f"http://127.0.0.1:{served.port}/metrics"
+    assert ranks.calls == ["follow"]
+    one = replace(ranks.now.ranks[0].groups[0], state="aborted")
+    ranks.now = statuses.cluster(statuses.rank(0, one))
+    ranks.report()
+    request = urllib.request.Request(
+        served.address, headers={"Accept": "application/openmetrics-text"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert "openmetrics" in answer.headers["Content-Type"]
+        found = read(answer.read().decode())
+    assert found["rankscope_aborts_total", ("default",)] == 1
+    assert found["rankscope_aborted", ("default", "0")] == 1
+    with pytest.raises(OSError, match="in use"):
+        MetricsServer(ranks, served.port)  # type: ignore[arg-type]
+
+
+def test_the_docs_and_the_dashboard_name_what_there_is() -> None:
+    """All of it, but for the bucket of what is left out."""
+    run = Run(heavy=0.2).steps(41, lambda n, rank: 1)
+    group = statuses.group(ranks=range(4), completed=simulated.op(1, duration=1e-3))
+    group = replace(group, issued=1, state="aborted")
+    made = [
+        statuses.rank(n, group, heartbeat_age=0.1, memory=1, cpu=1.0, gpu_memory=1)
+        for n in range(4)
+    ]
+    events = Events()
+    events.note_verdicts(simulated.hang(4, 2)[1])
+    for generation in (0, 1):
+        one = replace(group, generation=generation)
+        events.note_status(0, statuses.rank(0, one))
+    there = {name for name, _ in scrape(Ranks(statuses.cluster(*made), run), events)}
+    docs = Path(__file__).parents[3] / "docs"
+    page = set(_NAME.findall((docs / "in_a_notebook.md").read_text(encoding="utf-8")))
+    assert page == there
+    board = json.loads((docs / "_static" / "grafana.json").read_text(encoding="utf-8"))
+    shown = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in _NAME.findall(target["expr"])
+    }
+    assert shown <= there
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
