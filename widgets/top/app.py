@@ -11,11 +11,9 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message as TextualMessage
-from textual.theme import Theme
 from textual.widgets import Footer, Input, Static
 
 from rankscope.backends.printable import printable
-from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import ClusterError
 
 from ..board.arrange import View
@@ -23,6 +21,7 @@ from ..board.columns import COLUMNS
 from ..board.model import Message
 from .dialogs import GroupList, Question, Reading
 from .table import SHAPES, RankTable
+from .theme import THEME
 
 if TYPE_CHECKING:
     from rankscope.engines import Cluster, Job
@@ -33,49 +32,6 @@ __all__ = ["INTERVAL", "TopApp"]
 
 #: Seconds between two updates, as long as nothing else is asked for.
 INTERVAL = 1.0
-
-#: The colours of the terminal itself, so that it is legible on any background.
-THEME = Theme(
-    name="rankscope",
-    ansi=True,
-    primary="ansi_blue",
-    secondary="ansi_cyan",
-    accent="ansi_cyan",
-    warning="ansi_yellow",
-    error="ansi_red",
-    success="ansi_green",
-    foreground="ansi_default",
-    background="ansi_default",
-    surface="ansi_default",
-    panel="ansi_default",
-    boost="ansi_default",
-    variables={
-        "ansi-background": "ansi_default",
-        "ansi-foreground": "ansi_default",
-        "border": "ansi_blue",
-        "border-blurred": "ansi_default",
-        "block-cursor-foreground": "ansi_default",
-        "block-cursor-background": "ansi_default",
-        "block-cursor-text-style": "reverse",
-        "block-cursor-blurred-text-style": "reverse",
-        "block-hover-background": "ansi_default",
-        "footer-key-foreground": "ansi_cyan",
-        "input-cursor-background": "ansi_default",
-        "input-cursor-foreground": "ansi_default",
-        "input-cursor-text-style": "reverse",
-        "input-selection-background": "ansi_blue",
-        "input-selection-foreground": "ansi_default",
-        "scrollbar": "ansi_blue",
-        "scrollbar-hover": "ansi_blue",
-        "scrollbar-active": "ansi_blue",
-        "scrollbar-background": "ansi_default",
-        "scrollbar-background-hover": "ansi_default",
-        "scrollbar-background-active": "ansi_default",
-        "scrollbar-corner-color": "ansi_default",
-        "screen-selection-background": "ansi_blue",
-        "screen-selection-foreground": "ansi_default",
-    },
-)
 
 _KEYS = """\
 ↑ ↓     choose a row (also j k PgUp PgDn Home End, and the mouse)
@@ -450,23 +406,11 @@ class TopApp(App[str]):
         return why is not None
 
     def _ask(self, what: str, groups: list[dict[str, Any]], after: str) -> None:
-        ranks = sorted({rank for one in groups for rank in one["ranks"]})
-        labels = ", ".join(repr(one["label"]) for one in groups[:4])
-        more = f" and {len(groups) - 4} more" if len(groups) > 4 else ""
-        named = f"group{'s' * (len(groups) > 1)} {labels}{more}"
-        answers = [("y", what)]
-        shown = self.group
-        only = shown is not None and len(groups) > 1 and shown in groups
-        if only and shown is not None:
-            answers.append(("o", f"only {shown['label']!r}"))
+        def answered(ids: list[str] | None) -> None:
+            if ids:
+                self._request(what, groups=ids)
 
-        def answered(key: str | None) -> None:
-            chosen = [shown] if key == "o" and shown is not None else groups
-            if key in ("y", "o"):
-                self._request(what, groups=[one["id"] for one in chosen])
-
-        text = f"{what.capitalize()} {named} of {name_ranks(ranks)}? {after}"
-        self.push_screen(Question(text, answers), answered)
+        self.push_screen(Question(what, groups, after, self.group), answered)
 
     def _request(self, what: str, **parameters: Any) -> None:
         if self._live is not None and what not in self._asked:

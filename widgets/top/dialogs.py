@@ -9,19 +9,28 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
+from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from rankscope.backends.printable import printable
+from rankscope.backends.rank_sets import name_ranks
 
 from .table import SHAPES
 
 __all__ = ["GroupList", "Question", "Reading"]
 
+#: Groups that a question names.
+NAMED = 4
 
-class Question(ModalScreen[str]):
-    """Asks before something is done; the answer is a key, ``n`` for no."""
+
+class Question(ModalScreen[list[str]]):
+    """Asks whether to do `what` to `groups`: the ids of those that are meant.
+
+    `after` is what that means for the ranks. Of several groups, the one that is `shown`
+    may be meant alone.
+    """
 
     DEFAULT_CSS = """
     Question { align: center middle; }
@@ -31,29 +40,41 @@ class Question(ModalScreen[str]):
     }
     Question .keys { margin-top: 1; text-style: bold; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss('n')", "no")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,n", "dismiss", "no")]
 
-    def __init__(self, text: str, answers: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        what: str,
+        groups: Sequence[dict[str, Any]],
+        after: str,
+        shown: dict[str, Any] | None,
+    ) -> None:
         super().__init__()
-        self._text = text
-        self._answers = [*answers, ("n", "no")]
+        ranks = sorted({rank for one in groups for rank in one["ranks"]})
+        labels = ", ".join(repr(one["label"]) for one in groups[:NAMED])
+        if len(groups) > NAMED:
+            labels += f" and {len(groups) - NAMED} more"
+        named = f"group{'s' * (len(groups) > 1)} {labels}"
+        self._text = f"{what.capitalize()} {named} of {name_ranks(ranks)}? {after}"
+        # Key → what it means, and the groups.
+        self._answers = {"y": (what, [one["id"] for one in groups])}
+        if shown is not None and len(groups) > 1 and shown in groups:
+            self._answers["o"] = f"only {shown['label']!r}", [shown["id"]]
 
     def compose(self) -> ComposeResult:
         """Make the question, and a line that says what each key means."""
-        keys = "   ".join(f"{key}  {text}" for key, text in self._answers)
+        keys = [f"{key}  {text}" for key, (text, _) in self._answers.items()]
         with Vertical():
             yield Static(Content(printable(self._text)), id="question")
-            yield Static(Content(printable(keys)), classes="keys")
+            yield Static(
+                Content(printable("   ".join([*keys, "n  no"]))), classes="keys"
+            )
 
-    def key_n(self) -> None:
-        """Answer no."""
-        self.dismiss("n")
-
-    def on_key(self, event: Any) -> None:
+    def on_key(self, event: Key) -> None:
         """Answer with the key; others mean nothing, Enter neither."""
-        if event.character in {key for key, _ in self._answers}:
+        if event.character in self._answers:
             event.stop()
-            self.dismiss(event.character)
+            self.dismiss(self._answers[event.character][1])
 
 
 class Reading(ModalScreen[None]):

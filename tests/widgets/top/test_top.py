@@ -365,6 +365,25 @@ class TestAsked:
 
         on_screen(hung(4, 2), body)
 
+    def test_of_several_groups_the_one_that_is_shown_may_be_meant_alone(self) -> None:
+        now = simulated.op(3, state="started", elapsed=2.0)
+        groups = [
+            statuses.group(name, (0, 1), oldest=now, in_flight=1)
+            for name in ("default", "dp", "tp")
+        ]
+        made = [statuses.rank(n, *groups, state="busy") for n in range(2)]
+
+        async def body(screen: Screen) -> None:
+            await screen.press("tab", "a")
+            await screen.over(Question)
+            asked = screen.text("#question")
+            assert asked.startswith("Abort groups 'default', 'dp', 'tp' of ranks 0–1?")
+            await screen.press("o")
+            reason = "abort requested from a terminal"
+            await screen.asked("abort", ["dp"], reason, "a terminal")
+
+        on_screen(Ranks(statuses.cluster(*made)), body)
+
     def test_an_abort_that_fails_says_so(self) -> None:
         async def body(screen: Screen) -> None:
             screen.ranks.fails = "rank 2 does not answer [red]"
