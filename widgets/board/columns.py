@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rankscope.backends.rank_sets import format_ranks
+
 from ..tables import Column, Row
 from ..units import elapsed_text
+from .arrange import Item, folded_cells
 from .rows import Cells
 
-__all__ = ["COLUMNS", "shown"]
+__all__ = ["COLUMNS", "shown", "shown_item"]
+
+#: The longest list of the ranks of a fold; of a longer one, their number is shown.
+RANKS = 14
 
 #: Seconds at one line from which on they are shown; the page has the same number.
 LINGERS = 5.0
@@ -57,3 +66,15 @@ def shown(rank: int, row: Cells, now: float) -> Row:
     return Row(
         {column.key: texts.get(column.key, "") for column in COLUMNS}, texts["mood"]
     )
+
+
+def shown_item(item: Item, rows: Mapping[int, Cells], now: float) -> Row:
+    """Return what each column shows of one rank, or of the ranks of a fold."""
+    first = item.ranks[0]
+    if not item.fold:
+        return shown(first, rows[first], now)
+    row = shown(first, folded_cells([rows[rank] for rank in item.ranks]), now)
+    ranks = format_ranks(item.ranks, "–")
+    if len(ranks) > RANKS:
+        ranks = f"{len(item.ranks)} ranks"
+    return replace(row, texts={**row.texts, "rank": ranks})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ..tables import fitting, lines
-from .columns import COLUMNS, shown
+from .arrange import View, arrange
+from .columns import COLUMNS, shown_item
 from .group import Group
 from .model import BoardModel
 
 __all__ = ["board_text"]
 
-#: Rows of a group up to which all are shown; above, inconspicuous ones are left out.
+#: Rows of a group; equal ranks are one, and those at fault come first.
 _ROWS = 32
 
 
@@ -30,8 +31,8 @@ def board_text(model: BoardModel, width: int = 120) -> str:
 
 def _table(group: Group, now: float, width: int) -> list[str]:
     rows = group.rows()
-    chosen, hidden = _choose(group)
-    table = [shown(rank, rows[rank], now) for rank in chosen]
+    items = arrange(rows, View())
+    table = [shown_item(item, rows, now) for item in items[:_ROWS]]
     columns = [
         column
         for column in COLUMNS
@@ -40,22 +41,6 @@ def _table(group: Group, now: float, width: int) -> list[str]:
     ]
     if len({row.texts["host"] for row in table}) == 1:
         columns = [column for column in columns if column.key != "host"]
-    return lines(fitting(columns, table, width), table) + hidden
-
-
-def _choose(group: Group) -> tuple[list[int], list[str]]:
-    """Return the ranks to show: all, or the first and the conspicuous ones."""
-    ranks = sorted(group.base)
-    if len(ranks) <= _ROWS:
-        return ranks, []
-    chosen = [
-        rank
-        for place, rank in enumerate(ranks)
-        if place < _ROWS // 2 or _stands_out(group, rank)
-    ][:_ROWS]
-    return chosen, [f"… and {len(ranks) - len(chosen)} more ranks"]
-
-
-def _stands_out(group: Group, rank: int) -> bool:
-    row = group.row(rank)
-    return row["mood"] in ("error", "warning") or "lag" in row or "blame" in row
+    left = sum(len(item.ranks) for item in items[_ROWS:])
+    more = [f"… and {left} more ranks"] if left else []
+    return lines(fitting(columns, table, width), table) + more

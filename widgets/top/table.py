@@ -21,10 +21,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from rankscope.backends.printable import printable
-from rankscope.backends.rank_sets import format_ranks
 
-from ..board.arrange import Item, View, arrange, folded_cells
-from ..board.columns import COLUMNS, shown
+from ..board.arrange import Item, View, arrange
+from ..board.columns import COLUMNS, shown_item
 from ..board.rows import Cells
 from ..tables import GAP, Column, Row, with_widths
 
@@ -32,8 +31,8 @@ __all__ = ["SHAPES", "RankTable"]
 
 #: The mood of a rank → its shape: no colour is needed to read a row.
 SHAPES = {"busy": "●", "working": "●", "warning": "▲", "error": "■", "calm": "○"}
-#: The longest text of a fold's ranks, and of any cell.
-_RANKS, _LONGEST = 14, 60
+#: The longest text of a cell.
+_LONGEST = 60
 
 
 class RankTable(ScrollView, can_focus=True):
@@ -126,17 +125,11 @@ class RankTable(ScrollView, can_focus=True):
         return row
 
     def _made(self, item: Item) -> Row:
-        cells = [self._rows[rank] for rank in item.ranks]
-        row = shown(
-            item.ranks[0], folded_cells(cells) if item.fold else cells[0], self._now
-        )
+        row = shown_item(item, self._rows, self._now)
         texts = {key: printable(text) for key, text in row.texts.items()}
         texts["state"] = f"{SHAPES.get(row.mood, '○')} {texts['state']}"
         if item.fold:
-            ranks = format_ranks(item.ranks, "–")
-            if len(ranks) > _RANKS:
-                ranks = f"{len(ranks)} ranks"
-            texts["rank"] = f"{'▾' if item.open else '▸'} {ranks}"
+            texts["rank"] = f"{'▾' if item.open else '▸'} {texts['rank']}"
         return replace(row, texts=texts)
 
     def _fit(self) -> None:
