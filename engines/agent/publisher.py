@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from rankscope.backends.groups.world import world
@@ -28,6 +29,17 @@ LAST = 0.2
 LEASE = 30.0
 
 
+@dataclass
+class Subscription:
+    """A client that gets the status until a time (``time.monotonic()``)."""
+
+    header: dict[str, Any]
+    until: float
+    #: Seconds between two messages to it at least.
+    interval: float
+    sent_at: float = 0.0
+
+
 class StatusPublisher:
     """Publishes ``summary()`` to its subscribers, on a thread of its own."""
 
@@ -36,8 +48,8 @@ class StatusPublisher:
     ) -> None:
         self._kernel = kernel
         self._summary = summary
-        #: ``msg_id`` of a subscription's header → the header, and when it ends.
-        self.subscriptions: dict[str, tuple[dict[str, Any], float]] = {}
+        #: ``msg_id`` of its header → the subscription.
+        self.subscriptions: dict[str, Subscription] = {}
         self._changed = threading.Event()
         self.thread = threading.Thread(
             target=self._run, name="rankscope-status", daemon=True
@@ -46,8 +58,12 @@ class StatusPublisher:
 
     @requests.Subscribe.handler
     def _subscribe(self, wanted: requests.Subscribe) -> requests.EncodedSummary:
-        header, until = wanted.header, time.monotonic() + LEASE
-        self.subscriptions[header["msg_id"]] = header, until
+        until, name = time.monotonic() + LEASE, wanted.header["msg_id"]
+        before = self.subscriptions.get(name)
+        sent_at = 0.0 if before is None else before.sent_at
+        self.subscriptions[name] = Subscription(
+            wanted.header, until, wanted.interval, sent_at
+        )
         return self._summary()
 
     @requests.Unsubscribe.handler
@@ -57,8 +73,8 @@ class StatusPublisher:
     def is_watched_by(self, session: str) -> bool:
         """Whether a client with this session has subscribed, and renews it."""
         return any(
-            header["session"] == session
-            for header, _ in list(self.subscriptions.values())
+            one.header["session"] == session
+            for one in list(self.subscriptions.values())
         )
 
     def note_change(self) -> None:
@@ -72,7 +88,7 @@ class StatusPublisher:
         for source in world.sources:
             # A summary alone may lack what was issued a moment ago.
             source.records()
-        self._publish(time.monotonic())
+        self._publish(time.monotonic(), last=True)
         # Until it is sent, by threads of ipykernel and of ZeroMQ.
         time.sleep(LAST)
 
@@ -90,14 +106,16 @@ class StatusPublisher:
             steady = issued - before >= STEADY_OPS
             time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
 
-    def _publish(self, now: float) -> None:
-        for msg_id, (header, until) in list(self.subscriptions.items()):
-            if now > until:
+    def _publish(self, now: float, last: bool = False) -> None:
+        """Publish to those whose turn it is; to all if it is the `last` time."""
+        for msg_id, one in list(self.subscriptions.items()):
+            if now > one.until:
                 self.subscriptions.pop(msg_id, None)
-            else:
+            elif last or now - one.sent_at >= one.interval:
+                one.sent_at = now
                 private.publish(
                     self._kernel,
                     message_types.STATUS,
                     {"summary": self._summary()},
-                    header,
+                    one.header,
                 )

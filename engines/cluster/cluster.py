@@ -360,12 +360,23 @@ class Cluster(Ranks):
         report(f"{self.n} ranks are ready")
         return self
 
-    def follow(self) -> None:
-        """Have the ranks send their status by themselves from now on.
+    def follow(self, interval: float = 0.0) -> None:
+        """Have ranks that were attached to ``briefly`` send their status from now on.
 
-        They do it already, but for a cluster that was attached to ``briefly``.
+        Others send it already.
+
+        Parameters
+        ----------
+        interval : float, default 0
+            Seconds between two statuses of a rank at least; 0: as often as it changes.
+
+        Raises
+        ------
+        ClusterError
+            It is closed.
         """
-        super().follow()
+        super().follow(interval)
+        self._registry.status_interval = interval
         self._registry.start_status()
 
     def _announce(self) -> None:

@@ -34,6 +34,8 @@ __all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
 ADDRESS = "127.0.0.1"
 #: Pairs of group and rank of which there are series.
 SERIES = 4096
+#: Seconds between two statuses of a rank, for the stalls and aborts between scrapes.
+INTERVAL = 1.0
 #: Seconds that a scrape waits for ranks whose last status is old.
 ANSWER = 0.8
 #: Records of a rank that a scrape asks for: what is judged is kept until the next.
@@ -51,8 +53,8 @@ class Scraped(Recorded, Diagnosable, Protocol):
     def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus:
         """Return the status of all ranks."""
 
-    def follow(self) -> None:
-        """Have the ranks send their status by themselves from now on."""
+    def follow(self, interval: float = ...) -> None:
+        """Have the ranks send their status at most every `interval` seconds."""
 
     def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
         """Call ``callback(rank, summary)`` on each change."""
@@ -134,7 +136,7 @@ class MetricsServer:
         self.port = int(self._server.server_address[1])
         self._watch = StallWatch(cluster, events.note_verdicts, tells=False)
         self._cancel = cluster.subscribe(events.note_status)
-        cluster.follow()
+        cluster.follow(INTERVAL)
 
     @property
     def address(self) -> str:

@@ -313,10 +313,21 @@ class ObservedRanks:
             ),
         )
 
-    def follow(self) -> None:
-        """Have the ranks send their status by themselves from now on.
+    def follow(self, interval: float = 0.0) -> None:
+        """Have ranks that were attached to ``briefly`` send their status from now on.
 
-        They do it already, but for a cluster that was attached to ``briefly``.
+        Others send it already. A script's ranks do, too, as often as their number
+        allows.
+
+        Parameters
+        ----------
+        interval : float, default 0
+            Seconds between two statuses of a rank at least; 0: as often as it changes.
+
+        Raises
+        ------
+        ClusterError
+            It is closed.
         """
         self._check_open()
 

@@ -88,6 +88,8 @@ class EngineRegistry(RankRegistry):
         self._lock = threading.RLock()
         self._deaths = threading.Condition(self._lock)
         self._closed = threading.Event()
+        #: Seconds between two statuses of a rank at least.
+        self.status_interval = 0.0
         self._header, self._unlisten = private.listen(client, self._on_status_message)
         self._unnotify = private.on_notification(client, self._on_engine_event)
         self._renewal = threading.Thread(
@@ -326,7 +328,8 @@ class EngineRegistry(RankRegistry):
 
     def start_status(self, ranks: Iterable[int] | None = None) -> None:
         """Have the agents of `ranks` publish their status to this client."""
-        self._record_all(self.ask(Subscribe(self._header), ranks))
+        wanted = Subscribe(self._header, self.status_interval)
+        self._record_all(self.ask(wanted, ranks))
 
     def refresh(self, older_than: float, timeout: float) -> None:
         """Request summaries of the ranks whose last one is `older_than` seconds old."""

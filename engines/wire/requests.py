@@ -400,9 +400,13 @@ class StartSampling(Request[None]):
 
 
 class Subscribe(Request[EncodedSummary]):
-    """Publish status under `header` for a while; return the summary."""
+    """Publish status under `header` for a while; return the summary.
+
+    Two messages are `interval` seconds apart at least.
+    """
 
     header: dict[str, Any]
+    interval: float = 0.0
 
 
 class TakeSamples(Request[SampledStacks]):

@@ -48,7 +48,7 @@ class Live:
         )
         # The ranks hear of verdicts from their notebook: this one is a guest.
         self._stalls = StallWatch(cluster, self._feed.show_verdicts, tells=False)
-        cluster.follow()
+        cluster.follow(interval)
         self._feed.watch(BY)
 
     def request(self, what: str, **parameters: Any) -> None:

@@ -54,7 +54,7 @@ class Ranks:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
-    def follow(self) -> None:
+    def follow(self, interval: float = 0.0) -> None:
         self.calls.append("follow")
 
     def report(self) -> None:

@@ -41,7 +41,7 @@ class Ranks:
 
     # -- what the feed asks for -----------------------------------------------
 
-    def follow(self) -> None:
+    def follow(self, interval: float) -> None:
         self.calls.append(("follow",))
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
