@@ -24,6 +24,7 @@ from . import (
     notebook,
     publishing,
     recovery,
+    top,
 )
 from .side_by_side import side_by_side
 from .table import Row, machine, markdown
@@ -43,6 +44,7 @@ PARTS = (
     "publishing",
     "recovery",
     "board",
+    "top",
 )
 EXPLANATION = (
     "Medians, with the 99th percentile in parentheses. All contenders take turns, "
@@ -149,6 +151,7 @@ def main() -> None:
         "publishing": lambda: publishing.measure(rounds=11 if quick else 41),
         "recovery": lambda: recovery.measure(trials=5 if quick else 20, say=_say),
         "board": lambda: board.measure(seconds=3 if quick else 15, left_out=note),
+        "top": lambda: top.measure(seconds=5 if quick else 15, left_out=note),
     }
     load = os.getloadavg()[0]
     rows: list[Row] = []

@@ -24,7 +24,7 @@ from rankscope.widgets.board.feed import BoardFeed
 
 from .table import Row, Sample, duration
 
-__all__ = ["measure"]
+__all__ = ["Ranks", "measure", "status_message"]
 
 RANKS, RATE = 256, 10
 BUDGET = 0.10
@@ -56,18 +56,18 @@ _PLAY = """async (messages) => {
 Callback = Callable[[int, Summary], None]
 
 
-class _Ranks:
+class Ranks:
     """The part of a cluster that the feed uses; `receive` is given a rank's message."""
 
-    n = RANKS
     closed = False
     detached = False
     ended = None
 
-    def __init__(self) -> None:
+    def __init__(self, n: int = RANKS) -> None:
+        self.n = n
         self._slots = [
             RankSlot(rank, rank, str(rank), 1000 + rank, "node1", "127.0.0.1", 0)
-            for rank in range(RANKS)
+            for rank in range(n)
         ]
         self._callback: Callback = lambda rank, summary: None
 
@@ -78,7 +78,7 @@ class _Ranks:
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
         now = time.monotonic()
-        chosen = range(RANKS) if ranks is None else sorted(ranks)
+        chosen = range(self.n) if ranks is None else sorted(ranks)
         found = tuple(self._slots[rank].status(now) for rank in chosen)
         return ClusterStatus("bench", "default", "local", "cpu:tcp", "running", found)
 
@@ -95,7 +95,7 @@ class _Ranks:
         return lambda: None
 
 
-def _message(rank: int, step: int) -> bytes:
+def status_message(rank: int, step: int, size: int = RANKS) -> bytes:
     """Return the status of a rank amid all_reduces of 4 MiB, some milliseconds each."""
     seq = 100 + step * 30 + rank % 3
     op = OpStatus(
@@ -110,7 +110,7 @@ def _message(rank: int, step: int) -> bytes:
     now = replace(op, state="started", elapsed=1e-3)
     group = GroupStatus(
         name="default",
-        ranks=tuple(range(RANKS)),
+        ranks=tuple(range(size)),
         backend="cpu:tcp",
         generation=0,
         state="ready",
@@ -155,8 +155,10 @@ def measure(seconds: float, left_out: Callable[[str], None]) -> list[Row]:
 
 def _feed(seconds: float) -> tuple[float, list[tuple[float, dict[str, Any]]]]:
     """Feed a board; return its share of a core, and what it sent when."""
-    ranks = _Ranks()
-    messages = [[_message(r, step) for r in range(RANKS)] for step in range(STEPS)]
+    ranks = Ranks()
+    messages = [
+        [status_message(r, step) for r in range(RANKS)] for step in range(STEPS)
+    ]
     for rank, message in enumerate(messages[0]):
         ranks.receive(rank, message)
     sent: list[tuple[float, dict[str, Any]]] = []
@@ -192,9 +194,9 @@ def _frames(
     if shutil.which("chromium") is None:
         left_out("the board's page: no chromium found")
         return None
-    ranks = _Ranks()
+    ranks = Ranks()
     for rank in range(RANKS):
-        ranks.receive(rank, _message(rank, 0))
+        ranks.receive(rank, status_message(rank, 0))
     snapshot = BoardFeed(ranks, lambda message: None, lambda: None).full()
     # Its numbers go on from those of the snapshot.
     first = snapshot["v"] + 1

@@ -34,8 +34,9 @@ __all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
 ADDRESS = "127.0.0.1"
 #: Pairs of group and rank of which there are series.
 SERIES = 4096
-#: Seconds between two statuses of a rank, for the stalls and aborts between scrapes.
-INTERVAL = 1.0
+#: Seconds between two statuses of a rank at least: the watch for ops that hang asks a
+#: rank whose last one is older than a heartbeat.
+INTERVAL = 0.5
 #: Seconds that a scrape waits for ranks whose last status is old.
 ANSWER = 0.8
 #: Records of a rank that a scrape asks for: what is judged is kept until the next.

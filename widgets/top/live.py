@@ -11,8 +11,11 @@ from ..board.actions import BoardActions
 from ..board.feed import BoardFeed
 from ..board.model import Message
 
-__all__ = ["BY", "Live"]
+__all__ = ["BY", "STATUS", "Live"]
 
+#: Seconds between two statuses of a rank at least: the watch for ops that hang asks a
+#: rank whose last one is older than a heartbeat.
+STATUS = 0.5
 #: The author of an abort, as the errors on the ranks show it.
 BY = "a terminal"
 
@@ -48,7 +51,7 @@ class Live:
         )
         # The ranks hear of verdicts from their notebook: this one is a guest.
         self._stalls = StallWatch(cluster, self._feed.show_verdicts, tells=False)
-        cluster.follow(interval)
+        cluster.follow(STATUS)
         self._feed.watch(BY)
 
     def request(self, what: str, **parameters: Any) -> None:
