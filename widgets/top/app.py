@@ -157,7 +157,9 @@ class TopApp(App[str]):
             self._cluster = cluster = self._get()
             self._live = Live(cluster, self._take, self._answer, self._interval)
         except (ClusterError, TimeoutError, OSError, ValueError) as error:
-            self.call_from_thread(self.exit, str(error))
+            # Who has left meanwhile wants to know nothing of it.
+            if self.is_running:
+                self.call_from_thread(self.exit, str(error))
 
     def close(self) -> None:
         """End what the app has started; to be called after `run`."""

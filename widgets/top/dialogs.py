@@ -113,6 +113,9 @@ class GroupList(ModalScreen[str]):
         width: 100%; max-width: 90; height: auto; max-height: 80%;
         border: round $primary; background: $surface;
     }
+    GroupList > OptionList:nocolor > .option-list--option-highlighted {
+        text-style: bold underline;
+    }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close")]
 

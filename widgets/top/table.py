@@ -96,7 +96,7 @@ class RankTable(ScrollView, can_focus=True):
         self, group: str, rows: Mapping[int, Cells], now: float, view: View
     ) -> None:
         """Show the rows of the group `group`, as they are at `now`."""
-        if group != self._group:
+        if group != self._group or view.fold != self.view.fold:
             self._group, self._widths = group, {}
         chosen = self.chosen
         self._rows, self._now, self.view = rows, now, view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ import pytest
 from rich.color import ColorType
 from rich.segment import Segment
 from textual.pilot import Pilot
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Footer, Input, OptionList, Static
 
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import ClusterError, ClusterStatus
@@ -310,7 +311,10 @@ class TestView:
             await screen.press("shift+tab", "shift+tab")
             assert screen.ranks_shown() == ["2", "3"]
             await screen.press("g")
-            await screen.over(GroupList)
+            groups = (await screen.over(GroupList)).query_one(OptionList)
+            styles = [segment.style for segment in groups.render_line(2)]
+            assert all(one is not None and one.bold for one in styles)
+            assert not any(one.style.bold for one in groups.render_line(1))
             await screen.press("up", "enter")
             await screen.until(
                 lambda: screen.ranks_shown() == ["0", "1"], "the group before"
@@ -457,6 +461,30 @@ class TestEnd:
         asyncio.run(asyncio.wait_for(run(), WAIT))
         app.close()
         assert app.return_value == "nobody answers"
+
+    def test_it_can_be_left_while_it_attaches(self) -> None:
+        asked, answers = threading.Event(), threading.Event()
+
+        def attach() -> NoReturn:
+            asked.set()
+            answers.wait(WAIT)
+            raise ClusterError("nobody answers")
+
+        app = TopApp("rankscope-aa11", attach)
+
+        async def run() -> None:
+            async with app.run_test() as pilot:
+                while not asked.is_set():
+                    await pilot.pause(0.02)
+                assert "rankscope-aa11" in str(app.screen.query_one("#head").render())
+                await pilot.press("q")
+                while app.is_running:
+                    await pilot.pause(0.02)
+                answers.set()
+
+        asyncio.run(asyncio.wait_for(run(), WAIT))
+        app.close()
+        assert app.return_value is None
 
 
 def _idle(size: int) -> ClusterStatus:
