@@ -62,8 +62,8 @@ _METRICS = """\
 Serve the metrics of all ranks in OpenMetrics' format at a port of this host, for
 Prometheus and Grafana, until Ctrl-C or the end of the ranks: collectives, ops in flight
 and their age, lag, bandwidth, who is late and who waits, memory, CPU, stalls, aborts,
-rebuilds. The ranks are asked when somebody scrapes. It needs prometheus_client
-(pip install 'rankscope[metrics]').
+rebuilds. While it runs, the ranks send their status twice a second at most. It needs
+prometheus_client (pip install 'rankscope[metrics]').
 """
 #: Commands that a line does not describe.
 _LONGER = {"diagnose": _DIAGNOSE, "top": _TOP, "metrics": _METRICS}

@@ -1,8 +1,9 @@
 """The metrics of a cluster or a job, for Prometheus: what a scrape finds.
 
-Nothing is measured for them, and the ranks are asked nothing before somebody scrapes.
-Their number is bounded: of more than `SERIES` pairs of group and rank, the groups that
-come last are left out, and ``rankscope_groups_left_out`` says how many.
+Nothing is measured for them. While they are served, the ranks send their status every
+`INTERVAL` seconds at most; their newest records are fetched when somebody scrapes.
+Series are bounded: of more than `SERIES` pairs of group and rank, the groups that come
+last are left out, and ``rankscope_groups_left_out`` says how many.
 """
 
 from __future__ import annotations
