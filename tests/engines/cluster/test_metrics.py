@@ -19,6 +19,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
 from rankscope.engines.cluster import metrics
 from rankscope.engines.cluster.metrics import ClusterCollector, Events, MetricsServer
+from rankscope.engines.cluster.profiling import Sampling
 from rankscope.engines.status import Summary
 from tests.backends.observe.late_runs import Run
 from tests.widgets import simulated, statuses
@@ -49,6 +50,9 @@ class Ranks:
             raise ClusterError("shut down")
         dumps = {} if self.run is None else self.run.dumps()
         return FlightRecords(dumps, dict.fromkeys(ranks, 0))
+
+    def start_sampling(self, ranks: Iterable[int], *, seconds: float) -> Sampling:
+        raise AssertionError("where ranks are is no metric")
 
     def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
         self._callbacks.append(callback)

@@ -10,6 +10,7 @@ from typing import Any
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords, RankStacks
+from rankscope.engines.cluster.profiling import Sampling
 from rankscope.engines.status import Summary
 
 __all__ = ["Ranks"]
@@ -59,6 +60,9 @@ class Ranks:
         self, ranks: Iterable[int], *, last: int | None = None, timeout: float = 5.0
     ) -> FlightRecords:
         return FlightRecords({}, dict.fromkeys(ranks, 0))
+
+    def start_sampling(self, ranks: Iterable[int], *, seconds: float) -> Sampling:
+        raise ClusterError("these ranks have no process")
 
     # -- what the keys ask for ------------------------------------------------
 
