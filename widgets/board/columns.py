@@ -48,8 +48,11 @@ COLUMNS = (
 )
 
 
-def shown(rank: int, row: Cells, now: float) -> Row:
-    """Return what each column shows of a row at `now`; the page does the same."""
+def shown(rank: int, row: Cells, now: float, least: float = 0.0) -> Row:
+    """Return what each column shows of a row at `now`; the page does the same.
+
+    An op may have ended since the status: below `least` seconds none is shown.
+    """
     texts = {key: str(value) for key, value in row.items()}
     texts["rank"] = str(rank)
     texts["lag"] = f"−{row['lag']}" if row.get("lag") else ""
@@ -57,7 +60,7 @@ def shown(rank: int, row: Cells, now: float) -> Row:
     if "at" in row and now - float(row["at"]) >= LINGERS:
         texts["line"] += f" for {elapsed_text(now - float(row['at']))}"
     texts["elapsed"] = ""
-    if "since" in row:
+    if "since" in row and now - float(row["since"]) >= least:
         texts["elapsed"] = elapsed_text(now - float(row["since"]))
         if "usual" in row:
             texts["elapsed"] += f" / {row['usual']}"
@@ -68,12 +71,15 @@ def shown(rank: int, row: Cells, now: float) -> Row:
     )
 
 
-def shown_item(item: Item, rows: Mapping[int, Cells], now: float) -> Row:
+def shown_item(
+    item: Item, rows: Mapping[int, Cells], now: float, least: float = 0.0
+) -> Row:
     """Return what each column shows of one rank, or of the ranks of a fold."""
     first = item.ranks[0]
     if not item.fold:
-        return shown(first, rows[first], now)
-    row = shown(first, folded_cells([rows[rank] for rank in item.ranks]), now)
+        return shown(first, rows[first], now, least)
+    cells = folded_cells([rows[rank] for rank in item.ranks])
+    row = shown(first, cells, now, least)
     ranks = format_ranks(item.ranks, "–")
     if len(ranks) > RANKS:
         ranks = f"{len(item.ranks)} ranks"

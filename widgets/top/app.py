@@ -151,8 +151,9 @@ class TopApp(App[str]):
 
     def _begin(self) -> None:
         # Here: the screen is there before they are imported.
-        from .live import Live
+        from .live import STATUS, Live
 
+        self.table.least_shown = STATUS + self._interval
         try:
             self._cluster = cluster = self._get()
             self._live = Live(cluster, self._take, self._answer, self._interval)

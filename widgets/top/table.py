@@ -82,6 +82,8 @@ class RankTable(ScrollView, can_focus=True):
         self.columns: list[Column] = []
         self._rows: Mapping[int, Cells] = {}
         self._now = 0.0
+        #: Seconds by which a status may be old: shorter elapsed times are not shown.
+        self.least_shown = 0.0
         self._cursor = 0
         # What the columns have held: they keep their widths while values change.
         self._widths: dict[str, int] = {}
@@ -125,7 +127,7 @@ class RankTable(ScrollView, can_focus=True):
         return row
 
     def _made(self, item: Item) -> Row:
-        row = shown_item(item, self._rows, self._now)
+        row = shown_item(item, self._rows, self._now, self.least_shown)
         texts = {key: printable(text) for key, text in row.texts.items()}
         texts["state"] = f"{SHAPES.get(row.mood, '○')} {texts['state']}"
         if item.fold:

@@ -13,6 +13,7 @@ from rankscope.widgets.board.arrange import (
     is_conspicuous,
     value_of,
 )
+from rankscope.widgets.board.columns import shown_item
 from rankscope.widgets.board.rows import Cells
 
 WAITS: Cells = {
@@ -133,6 +134,16 @@ def test_what_lasts_longest_comes_first() -> None:
     assert value_of("elapsed", 0, {}) is None
     assert value_of("beat", 0, {"silent": 0}) is None
     assert shown(rows(3, MOVES), View(sort="rank", descending=True)) == ["2", "1", "0"]
+
+
+def test_what_may_have_ended_since_the_status_shows_no_time() -> None:
+    there = rows(9, {**MOVES, "since": 5.0, "usual": "20 ms"})
+    for view in (View(fold=True), View(fold=False)):
+        item = arrange(there, view)[0]
+        texts = [
+            shown_item(item, there, now, 1.5).texts["elapsed"] for now in (6.0, 7.0)
+        ]
+        assert texts == ["", "2.0 s / 20 ms"]
 
 
 def test_a_fold_shows_in_what_its_ranks_are_equal_and_the_extremes_of_others() -> None:
