@@ -99,7 +99,7 @@ class Session:
             if not {*one.waiting, *one.culprits}.isdisjoint(ranks):
                 text = f"{one.fault.value.capitalize()}: {one}"
                 if self._board is not None:
-                    return self._board.hang_bundle(text, one.cycle)
+                    return self._board.hang_bundle(text, one)
                 return {"text/plain": f"{text} (an interrupt ends the cell)"}
         return None
 

@@ -15,11 +15,13 @@ from ..printable import printable
 from .records import Record as Entry
 
 __all__ = [
+    "Absence",
     "ConfirmTwice",
     "Fault",
     "RankView",
     "Verdict",
     "WaitFor",
+    "Waiting",
     "in_one",
     "on_group",
     "on_groups",
@@ -97,6 +99,23 @@ class WaitFor(NamedTuple):
     group: str
 
 
+class Waiting(NamedTuple):
+    """Ranks that are in one op, and wait there for ranks that are not in it."""
+
+    ranks: tuple[int, ...]
+    #: The op with its number: ``all_reduce #13``.
+    op: str
+    #: The name of its group.
+    group: str
+
+
+class Absence(NamedTuple):
+    """Ranks that others wait for, and where they are: ``at data.py:77``, or empty."""
+
+    ranks: tuple[int, ...]
+    where: str
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One explanation: ranks at fault, waiting ranks, and source lines."""
@@ -127,6 +146,10 @@ class Verdict:
     groups: tuple[GroupKey, ...] = ()
     #: Of a deadlock the ranks that wait for each other, each for the next one.
     cycle: tuple[WaitFor, ...] = ()
+    #: Of ranks that others wait for: who waits, the most ranks first.
+    waits: tuple[Waiting, ...] = ()
+    #: Of such ranks, those that are in one place together.
+    absent: tuple[Absence, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:

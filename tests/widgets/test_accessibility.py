@@ -100,6 +100,7 @@ def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
     for name, model in situations(COLOURS if theme is DARK else gallery.NAMES):
         scene.page.play(model.full())
         assert scene.texts("banner")
+        scene.page.board().locator("details").evaluate("one => { one.open = true; }")
         seen[name] = look()
     scene.model = BoardModel()
     # 24 ranks have a map.

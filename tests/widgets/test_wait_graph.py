@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rankscope.backends.observe.verdicts import WaitFor
-from rankscope.widgets.wait_graph import folded, wait_graph
+from rankscope.backends.observe.verdicts import Absence, WaitFor, Waiting
+from rankscope.widgets.absence_graph import absence_graph, in_fold
+from rankscope.widgets.wait_graph import wait_graph
 from tests.widgets.report.report_scenes import EVIL
 
 #: Pixels of a letter, a little more than in most fonts, and of a line of text.
@@ -60,6 +61,13 @@ def test_nothing_overlaps(
     count: int, groups: tuple[str, ...], op: str, first: int
 ) -> None:
     svg = wait_graph(ring(range(first, first + count), op, *groups))
+    assert_legible(svg)
+    picture = ElementTree.fromstring(svg)
+    assert len(list(picture.iter("polygon"))) == min(count, 12)
+
+
+def assert_legible(svg: str) -> None:
+    """Fail where a thing is over another, or has no room."""
     picture = ElementTree.fromstring(svg)
     left, top, width, height = map(float, picture.attrib["viewBox"].split())
     found = list(boxes(picture))
@@ -71,7 +79,6 @@ def test_nothing_overlaps(
         assert top <= y, text
         assert bottom <= top + height, text
     assert width <= 620
-    assert len(list(picture.iter("polygon"))) == min(count, 12)
 
 
 def test_it_shows_ranks_ops_and_groups() -> None:
@@ -123,4 +130,53 @@ def test_a_name_is_text() -> None:
 
 def test_without_a_cycle_there_is_no_picture() -> None:
     assert wait_graph(()) == ""
-    assert folded("") == ""
+    assert absence_graph((), ()) == ""
+    assert in_fold("", True) == ""
+
+
+@pytest.mark.parametrize("waits", [1, 2, 4, 7])
+@pytest.mark.parametrize("absent", [1, 3, 6])
+@pytest.mark.parametrize("where", ["", "at train.py:77 in a_long_function_of_torch/nn"])
+def test_nothing_overlaps_where_ranks_are_missing(
+    waits: int, absent: int, where: str
+) -> None:
+    svg = absence_graph(
+        tuple(
+            Waiting((*range(n, 1000, 8),), "reduce_scatter_tensor #12345", f"dp_{n}")
+            for n in range(waits)
+        ),
+        tuple(Absence((1000 + n, 1010 + n), where) for n in range(absent)),
+    )
+    assert_legible(svg)
+    picture = ElementTree.fromstring(svg)
+    assert len(list(picture.iter("polygon"))) == min(absent, 4)
+    texts = [one.text for one in picture.iter("text")]
+    told = [
+        f"{waits - 4} more ops wait" * (waits > 4),
+        f"{2 * (absent - 4)} more ranks are missing" * (absent > 4),
+    ]
+    if any(told):
+        assert texts[-1] == "; ".join(filter(None, told))
+
+
+def test_a_missing_rank_is_dashed_and_says_where_it_is() -> None:
+    svg = absence_graph(
+        (Waiting((0, 1, 3), "all_reduce #14", "default"),),
+        (Absence((2,), "at cell 7 line 4"),),
+    )
+    picture = ElementTree.fromstring(svg)
+    assert picture.findtext("title") == "ranks wait for rank 2"
+    assert picture.findtext("desc") == (
+        "ranks 0–1, 3 in all_reduce #14 of group default; "
+        "missing: rank 2, at cell 7 line 4"
+    )
+    assert [one.text for one in picture.iter("text")] == [
+        *("0–1,3", "all_reduce", "#14 · default", "2", "at cell 7 line 4")
+    ]
+    dashed = [one for one in picture.iter("rect") if "stroke-dasharray" in one.attrib]
+    assert len(dashed) == 1
+    assert "&lt;b&gt;" in absence_graph(
+        (Waiting((0,), "barrier #1", "<b>"),), (Absence((1,), "<b>"),)
+    )
+    # A deadlock alone is open at once.
+    assert in_fold(svg, False).startswith('<details class="wait-graph"><summary>')

@@ -10,8 +10,8 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import name_ranks
 
+from ..absence_graph import picture_of
 from ..units import elapsed_text
-from ..wait_graph import wait_graph
 from .group import Group
 from .rows import Cells, text
 
@@ -48,8 +48,8 @@ class Banner:
     """A title of a word or two, a sentence, and further sentences in `more`.
 
     `groups` are the ids of the tabs that it is about: that of the cause first. `last`
-    is a sentence on a hang that is over, which the user may dismiss. `picture` is that
-    of a deadlock, as SVG.
+    is a sentence on a hang that is over, which the user may dismiss. `picture` is who
+    waits for whom, as SVG, and `opens` whether it is shown before the user asks.
     """
 
     mood: str
@@ -59,6 +59,7 @@ class Banner:
     groups: tuple[str, ...] = ()
     last: str = ""
     picture: str = ""
+    opens: bool = False
 
     @property
     def sentences(self) -> list[str]:
@@ -138,7 +139,8 @@ def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
         sentences[0],
         tuple(sentences[1:]),
         ids,
-        picture=wait_graph(first.cycle),
+        picture=picture_of(first),
+        opens=bool(first.cycle),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
+from ..absence_graph import in_fold
 from ..tables import Section, block_html, paragraph_html, table_html, title_html
-from ..wait_graph import folded
 from .columns import COLUMNS, shown
 from .group import Group
 from .model import BoardModel
@@ -29,7 +29,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     parts = [
         paragraph_html(title_html(title, [*facts, f"as of {when}"])),
         paragraph_html(f"{said} {sentences}"),
-        folded(banner.picture),
+        in_fold(banner.picture, banner.opens),
     ]
     if head.get("state") == "running":
         parts.append(paragraph_html(_about_picture(banner.mood), quiet=True))
@@ -39,10 +39,10 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     return f'<div class="rankscope-board {escape(name)}">{block_html(parts)}</div>'
 
 
-def hang_html(text: str, name: str, picture: str = "") -> str:
+def hang_html(text: str, name: str, picture: str = "", opens: bool = False) -> str:
     """Return why a cell hangs; a bar of the board `name` takes the place of `text`."""
     about = f'<div class="{escape(name)}-hang"><p>{escape(text)}</p></div>'
-    return f"{about}{folded(picture)}"
+    return f"{about}{in_fold(picture, opens)}"
 
 
 def _about_picture(mood: str) -> str:

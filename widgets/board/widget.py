@@ -15,11 +15,11 @@ import traitlets
 from IPython.core.displaypub import CapturingDisplayPublisher, DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.backends.observe.verdicts import Verdict, WaitFor
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Cluster, Job
 from rankscope.engines.wire.ipykernel_private import serve_messages
 
-from ..wait_graph import wait_graph
+from ..absence_graph import picture_of
 from . import page
 from .actions import BoardActions
 from .columns import COLUMNS
@@ -230,13 +230,15 @@ class Board(anywidget.AnyWidget):
             }
         return bundle
 
-    def hang_bundle(self, text: str, cycle: Sequence[WaitFor]) -> dict[str, str]:
+    def hang_bundle(self, text: str, verdict: Verdict) -> dict[str, str]:
         """Return why a cell hangs as an output, which the page puts a bar into."""
         if self._needs_view():
             text += " (`rankscope abort` in a terminal ends it)"
         return {
             "text/plain": text,
-            "text/html": hang_html(text, self.name, wait_graph(tuple(cycle))),
+            "text/html": hang_html(
+                text, self.name, picture_of(verdict), bool(verdict.cycle)
+            ),
         }
 
     def _needs_view(self) -> bool:

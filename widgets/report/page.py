@@ -16,7 +16,7 @@ from rankscope.backends.post_mortem.evidence_file import EvidenceFile
 from rankscope.backends.post_mortem.report import Report
 from rankscope.backends.rank_sets import name_ranks
 
-from ..wait_graph import folded, wait_graph
+from ..absence_graph import in_fold, picture_of
 from .last_ops import Cell, GroupOps, last_ops
 from .markup import fold, mark, op_name, prose, ranks_html, text
 from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
@@ -118,9 +118,10 @@ def _verdicts(report: Report) -> Iterable[str]:
         kind = one.fault.value.capitalize()
         said = one.text[:1].upper() + one.text[1:]
         mood = "" if one.culprits else " open"
+        picture = in_fold(picture_of(one), bool(one.cycle))
         yield (
             f'<section class="verdict{mood}"><p class="kind">{text(kind)}</p>'
-            f"<h1>{prose(said, 2000)}</h1>{folded(wait_graph(one.cycle))}{more}"
+            f"<h1>{prose(said, 2000)}</h1>{picture}{more}"
             "</section>"
         )
 

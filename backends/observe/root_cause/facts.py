@@ -10,7 +10,7 @@ from .names import Names
 from .picture import Picture
 from .scene import Wait
 
-__all__ = ["deaths", "exceptions", "silences", "whereabouts"]
+__all__ = ["deaths", "exceptions", "places", "silences", "whereabouts"]
 
 #: Ranks or sets of ranks of which each has a clause.
 MOST = 8
@@ -42,6 +42,24 @@ def whereabouts(
         for fact, ranks in known.items()
     ]
     return "; ".join(clauses[:MOST])
+
+
+def places(
+    culprits: Collection[int], picture: Picture, names: Names, wait: Wait
+) -> dict[str, list[int]]:
+    """Return in a few words where ranks are → those that are there."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(culprits):
+        one = picture.rank(rank)
+        if one.death is not None:
+            where = "dead"
+        elif one.silence is not None:
+            where = "no answer"
+        else:
+            fact = _fact(one, names) or _history(rank, picture, names, wait)
+            where = fact.removeprefix("is ")
+        found.setdefault(where, []).append(rank)
+    return found
 
 
 def deaths(culprits: Collection[int], evidence: Evidence) -> str:

@@ -35,6 +35,11 @@ class Names:
             return f"op #{wait.seq}{self.of_group(wait.group)}"
         return self.op(op, wait.group)
 
+    def edge(self, wait: Wait) -> str:
+        """Return ``recv #1``, for a picture."""
+        op = self.example(wait)
+        return f"op #{wait.seq}" if op is None else str(op)
+
     def op(self, op: IssuedOp, group: Group | None = None) -> str:
         """Return ``all_reduce #13 of group 'dp' (train.py:31)``."""
         line = f" ({self.place(op.line)})" if op.line is not None else ""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from ...groups.key import GroupKey
 from ...rank_sets import name_ranks
 from ..evidence import Group, IssuedOp
-from ..verdicts import Fault, Verdict, WaitFor
+from ..verdicts import Absence, Fault, Verdict, WaitFor, Waiting
 from .differences import Difference
-from .facts import deaths, silences, whereabouts
+from .facts import deaths, places, silences, whereabouts
 from .names import Names, direction, have, listed, some, they_wait
 from .picture import Cause, Picture
 from .scene import Wait
@@ -47,6 +47,8 @@ def verdict_of(cause: Cause, picture: Picture, others: Sequence[Cause]) -> Verdi
         else (),
         groups=_groups(wait.group for wait in picture.waits),
         cycle=tuple(_edges(cause.cycle, names)),
+        waits=_waiting(cause, picture, names),
+        absent=_absent(cause, picture, names),
     )
 
 
@@ -96,9 +98,30 @@ def undecided(picture: Picture) -> Verdict:
 
 def _edges(cycle: Sequence[Wait], names: Names) -> Iterable[WaitFor]:
     for wait, following in zip(cycle, (*cycle[1:], *cycle[:1]), strict=True):
-        op = names.example(wait)
-        name = f"op #{wait.seq}" if op is None else str(op)
-        yield WaitFor(wait.rank, following.rank, name, wait.group.name)
+        yield WaitFor(wait.rank, following.rank, names.edge(wait), wait.group.name)
+
+
+def _waiting(cause: Cause, picture: Picture, names: Names) -> tuple[Waiting, ...]:
+    """Return who waits for the culprits, where those are absent."""
+    if _TEXTS[cause.fault] is not _absence:
+        return ()
+    found: dict[tuple[str, str], set[int]] = {}
+    for wait in picture.waits:
+        awaited = {*wait.absent, *wait.unknown, *wait.any_of}
+        if wait.rank in cause.culprits or awaited.isdisjoint(cause.culprits):
+            continue
+        key = names.edge(wait), wait.group.name
+        found.setdefault(key, set()).add(wait.rank)
+    ordered = sorted(found.items(), key=lambda one: (-len(one[1]), one[0]))
+    return tuple(Waiting(tuple(sorted(ranks)), *key) for key, ranks in ordered)
+
+
+def _absent(cause: Cause, picture: Picture, names: Names) -> tuple[Absence, ...]:
+    """Return the culprits by where they are, where they are absent."""
+    if _TEXTS[cause.fault] is not _absence:
+        return ()
+    found = places(cause.culprits, picture, names, cause.waits[0])
+    return tuple(Absence(tuple(ranks), where) for where, ranks in found.items())
 
 
 def _line(op: IssuedOp | None) -> str:

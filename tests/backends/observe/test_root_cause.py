@@ -122,6 +122,11 @@ def test_a_missing_rank_and_what_follows_from_it() -> None:
     assert (found.group.name, found.seq, found.line) == ("tp", 3, "train.py:60")
     assert "it issued 2 of 3 all_reduces of train.py:60" in found.text
     assert [line for line in found.consequences if "'dp'" in line]
+    # For the picture: who waits for it, and where it is.
+    (waits,) = (one for one in found.waits if one.group == "tp")
+    assert (waits.ranks, waits.op) == ((0,), "all_reduce #3")
+    assert [one.ranks for one in found.absent] == [(1,)]
+    assert "issued 2 of 3 all_reduces" in found.absent[0].where
 
 
 def test_a_mismatch_comes_before_everything() -> None:

@@ -15,7 +15,7 @@ export function makeBanner(dismiss, goTo) {
   const more = make("div", "more");
   const said = make("div", "", null, { role: "status", tabindex: "-1" });
   said.append(line, more);
-  const graph = make("details", "wait-graph", null, { open: "" });
+  const graph = make("details", "wait-graph");
   const drawing = make("div");
   graph.append(make("summary", "", "Who waits for whom"), drawing);
   const hang = make("p", "last quiet");
@@ -32,13 +32,16 @@ export function makeBanner(dismiss, goTo) {
   element.append(shape, words);
   let shown = null;
   let drawn = null;
+  let opened = false;
   return {
     element,
-    show({ mood, title: name, text: sentence, more: others, last, picture = "" }) {
+    show({ mood, title: name, text: sentence, more: others, last, picture = "", opens }) {
       const sentences = [sentence, ...others];
       graph.hidden = !picture;
-      // Made by wait_graph.py, with all names escaped: no text of a rank is markup in it.
+      // Made by wait_shapes.py, with all names escaped: no text of a rank is markup in it.
       if (picture !== drawn) drawing.innerHTML = drawn = picture;
+      // As the user has left it, until another kind of picture comes.
+      if (picture && opens !== opened) graph.open = opened = opens;
       hang.hidden = !last;
       setText(over, (last ?? "").replaceAll("`", ""));
       setAttribute(element, "class", `banner ${moodClass(mood)}`);
