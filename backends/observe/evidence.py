@@ -62,13 +62,16 @@ class SourceLine(NamedTuple):
     function: str = ""
     #: The user's lines that called its function, the innermost first, as far as known.
     callers: tuple[SourceLine, ...] = ()
+    #: What a library did at the line, such as ``DistributedDataParallel.backward``.
+    issuer: str = ""
 
     @classmethod
     def of(cls, text: str) -> SourceLine | None:
-        """Return the line that ``cell 7 line 3`` or ``train.py:88`` names."""
+        """Return the line that ``cell 7 line 3`` or ``train.py:88 in f`` names."""
         found = _LINE.fullmatch(text)
         if found is not None:
-            return cls(found["file"], int(found["line"]))
+            line = int(found["line"])
+            return cls(found["file"], line, issuer=found["issuer"] or "")
         return cls(text, 0) if text else None
 
     def __str__(self) -> str:
@@ -76,11 +79,13 @@ class SourceLine(NamedTuple):
         name = self.file.replace("\\", "/").rpartition("/")[2]
         if not self.line:
             return name
-        return f"{name}{' line ' if name.startswith('cell ') else ':'}{self.line}"
+        issuer = f" in {self.issuer}" if self.issuer else ""
+        separator = " line " if name.startswith("cell ") else ":"
+        return f"{name}{separator}{self.line}{issuer}"
 
 
 #: A line of a cell, and one of a file as the ranks and as stacks name it.
-_LINE = re.compile(r"(?P<file>.+?)(?: line |:)(?P<line>\d+)")
+_LINE = re.compile(r"(?P<file>.+?)(?: line |:)(?P<line>\d+)(?: in (?P<issuer>.+))?")
 
 
 class Arrays(NamedTuple):

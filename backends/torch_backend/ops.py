@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..collectives.arguments import Place
 from ..collectives.monitored_barrier import monitored_barrier
 from ..groups.process_group import ProcessGroup
 from ..work.composite import completed_work
+from ..work.flight_recorder import issued_by
 from ..work.op_type import OpType
 from ..work.work import Work
 from .arguments import (
@@ -26,6 +28,7 @@ from .arguments import (
     one_tensor,
     reduce_op_in,
 )
+from .issuers import issuer
 from .meeting import require_members
 from .private import disable_dynamo, is_profiling
 from .sparse import sparse_all_reduce
@@ -33,6 +36,11 @@ from .tensors import memories, memory, row_memory
 from .work import BatchedWork, TorchWork
 
 __all__ = ["Ops"]
+
+
+def _issued_by(name: str, call: Callable[[], Work | None]) -> Work | None:
+    with issued_by(name):
+        return call()
 
 
 class Ops:
@@ -72,6 +80,9 @@ class Ops:
     ) -> TorchWork:
         """Start an op; `outputs` are the tensors that its future has."""
         call = functools.partial(function, *arguments, group=self.group, **named)
+        by = issuer(sys._getframe(1))
+        if by:
+            call = functools.partial(_issued_by, by, call)
         limit = timeout or getattr(opts, "timeout", opts)
         work: Work | None
         if is_profiling():

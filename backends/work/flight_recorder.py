@@ -6,10 +6,11 @@ a record is one object, written in place at each transition.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "OpEntry",
     "Record",
     "frames_inside",
+    "issued_by",
     "recorder",
     "user_frame",
     "user_frames",
@@ -77,6 +79,22 @@ def frames_inside() -> int:
     return count
 
 
+_issuing = threading.local()
+
+
+@contextlib.contextmanager
+def issued_by(name: str) -> Iterator[None]:
+    """Have the ops of this thread in the block say that `name` issues them.
+
+    That is a function of a library which is not seen at the user's line.
+    """
+    _issuing.name = name
+    try:
+        yield
+    finally:
+        del _issuing.name
+
+
 class OpEntry:
     """What all flight records of an op can tell: ours, and those of torch's groups."""
 
@@ -94,6 +112,8 @@ class OpEntry:
     ended_ns: int
     #: The user's line, and those that called its function; empty: not known.
     frames: tuple[Frame, ...]
+    #: What issued it at that line, where the line does not show it; empty: it does.
+    issuer = ""
     sizes: Sequence[Sequence[int]]
 
     @property
@@ -121,6 +141,8 @@ class OpEntry:
     def brief(self) -> dict[str, Any]:
         """Number, op, the other side and source line: what a status table shows."""
         source = "" if self.frame is None else recorder.name_source(self.frame)
+        if self.issuer:
+            source += f" in {self.issuer}"
         return {
             "seq": self.seq,
             "op": self.op_type.value,
@@ -168,6 +190,7 @@ class Record(OpEntry):
         "error",
         "frames",
         "generation",
+        "issuer",
         "message",
         "op_id",
         "op_type",
@@ -212,6 +235,7 @@ class Record(OpEntry):
         self.backend = backend
         # Above this method and the dispatcher's.
         self.frames = user_frames(3)
+        self.issuer = getattr(_issuing, "name", "")
         self.state = SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0
@@ -288,9 +312,11 @@ class Record(OpEntry):
 
     def describe(self) -> str:
         """``all_reduce #14 of group 'default' on rank 2 (cell 7 line 3)``."""
+        issuer = f" in {self.issuer}" if self.issuer else ""
+        line = f"{recorder.name_source(self.frames[0])}{issuer}"
         return (
             f"{self.op_type.value} #{self.seq} of group {self.group!r} "
-            f"on rank {self.status.rank} ({recorder.name_source(self.frames[0])})"
+            f"on rank {self.status.rank} ({line})"
         )
 
     def as_dict(self) -> dict[str, Any]:

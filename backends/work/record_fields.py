@@ -41,9 +41,11 @@ def record_fields(
     `name_source` returns what people read for a line.
     """
 
-    def plain(frame: Frame) -> dict[str, Any]:
+    def plain(frame: Frame, issuer: str = "") -> dict[str, Any]:
         file, line, function = frame
         source = name_source(frame) if file else ""
+        if issuer:
+            source += f" in {issuer}"
         return {"file": file, "line": line, "function": function, "source": source}
 
     frame, *callers = record.frames or (("", 0, ""),)
@@ -73,7 +75,7 @@ def record_fields(
         "time_ended_ns": ended_ns,
         "time_waited_ns": waited_ns,
         "duration_ns": ended_ns - started_ns if started_ns and ended_ns else None,
-        "frame": plain(frame),
+        "frame": plain(frame, record.issuer),
         # The lines that called its function, the innermost first.
         "callers": [plain(one) for one in callers],
         "error": record.error,

@@ -68,6 +68,7 @@ def test_an_abort_in_backward_raises_its_reason_and_the_model_trains_on(
     three.run(
         {
             rank: "assert type(error).__name__ == 'DistAbortedError', error\n"
+            "assert ' in DistributedDataParallel.backward)' in str(error), error\n"
             "assert error.reason == 'the loss is NaN'\n"
             "assert error.op == 'all_reduce'"
             for rank in (0, 1)

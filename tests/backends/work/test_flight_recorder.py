@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankscope.backends.observe.evidence import SourceLine
 from rankscope.backends.work.flight_recorder import (
     FlightRecorder,
     GroupCounters,
     Record,
+    issued_by,
     user_frame,
 )
 from rankscope.backends.work.op_type import OpType
@@ -48,6 +50,28 @@ def test_the_frame_is_the_innermost_one_outside_of_the_package() -> None:
     other: dict[str, Any] = {"__name__": "rankscope_demo", "user_frame": user_frame}
     exec("def mine():\n    return user_frame()", other)
     assert other["mine"]()[2] == "mine"
+
+
+def test_an_op_that_a_library_issues_names_it_beside_the_line() -> None:
+    with issued_by("DistributedDataParallel.backward"):
+        made = record("default")
+    line = f"{made.frames[0][1]} in DistributedDataParallel.backward"
+    for text in (
+        made.describe(),
+        made.brief()["source"],
+        made.as_dict()["frame"]["source"],
+    ):
+        assert line in text
+    assert " in " not in record("default").brief()["source"]
+    source = SourceLine.of(made.brief()["source"])
+    assert source is not None
+    assert (source.line, source.issuer) == (
+        made.frames[0][1],
+        "DistributedDataParallel.backward",
+    )
+    assert str(source) == made.brief()["source"]
+    cell = "cell 7 line 3 in fp16_compress_hook"
+    assert str(SourceLine.of(cell)) == cell
 
 
 @pytest.mark.usefixtures("frequent_switches")

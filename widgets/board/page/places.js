@@ -7,7 +7,7 @@ export function homeIn(selector, name) {
 
 /** Scroll to a line of a cell and highlight it, if the notebook of the board has it. */
 export function goToLine(element, source, name) {
-  const found = /^cell (\d+) line (\d+)$/.exec(source ?? "");
+  const found = /^cell (\d+) line (\d+)(?: in .+)?$/.exec(source ?? "");
   // The board of the bar stands beside the notebook's cells, a docked one elsewhere.
   const panel = element.getRootNode().host?.closest(".jp-NotebookPanel");
   const notebook =

@@ -1,0 +1,50 @@
+"""What issues an op in a backward pass: the user's line shows only ``backward()``."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+__all__ = ["issuer"]
+
+_PACKAGE = __name__.partition(".")[0]
+#: The module whose function runs the engine of autograd.
+_ENGINE = "torch.autograd.graph"
+#: Modules that stand between: they issue nothing of their own.
+_BETWEEN = ("torch._dynamo", "torch._compile", "torch.futures")
+#: DDP's reducer issues all_reduces from C++: no function in Python stands between.
+_REDUCER_OP, _REDUCER = "allreduce", "DistributedDataParallel.backward"
+
+
+def issuer(op: FrameType) -> str:
+    """Return what issues the op of the method with the frame `op`; empty: the user.
+
+    In a backward pass that is what autograd has called: a hook of DDP or FSDP, or the
+    backward of a function; with nothing in Python, DDP itself.
+    """
+    called, frame = "", op.f_back
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == _ENGINE:
+            if called:
+                return called
+            return _REDUCER if op.f_code.co_name == _REDUCER_OP else "backward()"
+        package = module.partition(".")[0]
+        if package == "torch":
+            if not module.startswith(_BETWEEN):
+                called = _name(frame)
+        elif package != _PACKAGE:
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+if sys.version_info >= (3, 11):
+
+    def _name(frame: FrameType) -> str:
+        return frame.f_code.co_qualname
+
+else:
+
+    def _name(frame: FrameType) -> str:
+        return frame.f_code.co_name
