@@ -14,6 +14,7 @@ __all__ = [
     "aligned",
     "block_html",
     "fitting",
+    "fold_html",
     "lines",
     "paragraph_html",
     "table_html",
@@ -48,6 +49,8 @@ class Row:
 
     texts: Mapping[str, str]
     mood: str = ""
+    #: Whether a verdict blames it.
+    blamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,12 @@ def paragraph_html(html: str, quiet: bool = False) -> str:
     return f'<p style="margin:0 0 .35em{f";{_QUIET}" if quiet else ""}">{html}</p>'
 
 
+def fold_html(title: str, html: str, opens: bool) -> str:
+    """Return a part that opens and closes, also where a page is not trusted."""
+    summary = f'<summary style="cursor:pointer;margin:.2em 0">{title}</summary>'
+    return f"<details{' open' if opens else ''}>{summary}{html}</details>"
+
+
 def title_html(title: str, facts: Sequence[str] = (), is_error: bool = False) -> str:
     """Return a title in bold, and facts behind it."""
     about = "".join(f" · {escape(fact)}" for fact in facts)
@@ -187,8 +196,9 @@ def _section(columns: Sequence[Column], section: Section) -> str:
 
 def _cell(column: Column, row: Row) -> str:
     shape = _shape(row.mood) if column.key == "state" else ""
-    blamed = row.mood == "error" and column.key in ("state", "verdict")
-    style = f"{_aligned(column)};{_ERROR}" if blamed else _aligned(column)
+    wrong = row.mood == "error" and column.key in ("state", "verdict")
+    wrong |= row.blamed and column.key == "verdict"
+    style = f"{_aligned(column)};{_ERROR}" if wrong else _aligned(column)
     return f'<td style="{style}">{shape}{escape(row.texts[column.key])}</td>'
 
 

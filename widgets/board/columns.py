@@ -67,7 +67,9 @@ def shown(rank: int, row: Cells, now: float, least: float = 0.0) -> Row:
     silent = 0.0 if row["state"] == "dead" else float(row.get("silent", 0))
     texts["beat"] = elapsed_text(now - silent) if silent else ""
     return Row(
-        {column.key: texts.get(column.key, "") for column in COLUMNS}, texts["mood"]
+        {column.key: texts.get(column.key, "") for column in COLUMNS},
+        texts["mood"],
+        "blame" in row,
     )
 
 

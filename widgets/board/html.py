@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 from ..absence_graph import in_fold
-from ..tables import Section, block_html, paragraph_html, table_html, title_html
-from .columns import COLUMNS, shown
+from ..tables import (
+    Section,
+    block_html,
+    fold_html,
+    paragraph_html,
+    table_html,
+    title_html,
+)
+from .arrange import View, arrange
+from .columns import COLUMNS, shown_item
 from .group import Group
 from .model import BoardModel
 
 __all__ = ["board_html", "hang_html"]
 
-#: Rows of a group that a notebook keeps, so that its file stays small.
+#: Rows of a group that a notebook keeps, so that its file stays small; equal ranks are
+#: one, and those at fault come first.
 _ROWS = 64
+#: Groups with a table; the others have a line.
+_GROUPS = 16
+#: Columns that would push the verdict out of sight: `drop` is as high, or higher.
+_DROP = 7
+#: The states of groups that come first.
+_FIRST = ("hung", "aborted", "rank dead", "no answer", "in flight")
 
 
 def board_html(model: BoardModel, when: str, name: str = "") -> str:
@@ -33,9 +49,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     ]
     if head.get("state") == "running":
         parts.append(paragraph_html(_about_picture(banner.mood), quiet=True))
-    for group, tab in zip(model.groups, model.tabs(), strict=True):
-        parts.append(paragraph_html(title_html(tab["label"], tab["facts"])))
-        parts.append(_table(group, model.now))
+    parts += _groups(model)
     return f'<div class="rankscope-board {escape(name)}">{block_html(parts)}</div>'
 
 
@@ -55,12 +69,46 @@ def _about_picture(mood: str) -> str:
     return about
 
 
-def _table(group: Group, now: float) -> str:
-    ranks = list(group.rows().items())[:_ROWS]
-    rows = [shown(rank, row, now) for rank, row in ranks]
-    columns = [
-        column for column in COLUMNS if any(row.texts[column.key] for row in rows)
+def _groups(model: BoardModel) -> list[str]:
+    """Return a table for each group; of several, those in trouble first and open."""
+    pairs = [
+        (group, tab)
+        for group, tab in zip(model.groups, model.tabs(), strict=True)
+        if not tab["copy"]
     ]
-    left = len(group.base) - len(rows)
+    causes = model.banner().groups
+
+    def place(pair: tuple[Group, dict[str, Any]]) -> int:
+        group, tab = pair
+        if group.id in causes:
+            return causes.index(group.id) - len(causes)
+        state = tab["state"]
+        return _FIRST.index(state) if state in _FIRST else len(_FIRST)
+
+    found = []
+    for number, (group, tab) in enumerate(sorted(pairs, key=place)):
+        if len(pairs) == 1:
+            title = title_html(tab["label"], tab["facts"])
+            return [paragraph_html(title), _table(group, model.now)]
+        told = [tab["state"], *filter(None, [tab["verdict"]]), *tab["facts"]]
+        title = title_html(tab["label"], told, is_error=tab["mood"] == "error")
+        if number < _GROUPS:
+            table = _table(group, model.now)
+            found.append(fold_html(title, table, opens=number == 0))
+        else:
+            found.append(paragraph_html(title))
+    return found
+
+
+def _table(group: Group, now: float) -> str:
+    ranks = group.rows()
+    items = arrange(ranks, View())
+    rows = [shown_item(item, ranks, now) for item in items[:_ROWS]]
+    columns = [
+        column
+        for column in COLUMNS
+        if column.drop < _DROP and any(row.texts[column.key] for row in rows)
+    ]
+    left = sum(len(item.ranks) for item in items[_ROWS:])
     more = paragraph_html(f"and {left} more ranks", quiet=True) if left else ""
     return table_html(columns, [Section(tuple(rows))]) + more

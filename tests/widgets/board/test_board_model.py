@@ -885,6 +885,42 @@ class TestPicture:
         assert banner["picture"] in board_html(found, "14:03:12", "name")
         assert banner["picture"] in hang_html("Deadlock", "name", banner["picture"])
 
+    def test_it_keeps_the_culprits_of_many(self) -> None:
+        status, verdicts = simulated.hang(256, 200)
+        found = model(*status.ranks)
+        found.show_verdicts(verdicts)
+        found.delta()
+        html = board_html(found, "14:03:12", "name")
+        assert html.count("<tr") == 3
+        assert html.index(">not entered<") < html.index(">waits for rank 200<")
+
+    def test_groups_in_trouble_come_first_and_open(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(
+            *(
+                replace(
+                    one,
+                    groups=(
+                        *(group(f"g{n}", range(4)) for n in range(20)),
+                        *one.groups,
+                    ),
+                )
+                for one in status.ranks
+            )
+        )
+        found.show_verdicts(verdicts)
+        found.delta()
+        html = board_html(found, "14:03:12", "name")
+        assert html.count("<details open>") == 1
+        _, opened = html.split("<details open>")
+        summary = opened.split("</summary>", 1)[0]
+        assert "<b style" in summary
+        assert ">default<" in summary
+        assert "hung · missing ranks: rank 2" in summary
+        # A file of all tables would be large.
+        assert html.count("<table") == 16
+        assert ">g19<" in html
+
     def test_idle_ranks_need_no_command(self) -> None:
         html = board_html(model(rank(0, group())), "14:03:12", "name")
         assert "This is a picture" in html
