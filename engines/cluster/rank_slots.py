@@ -181,6 +181,7 @@ def environment(
             "WORLD_SIZE": str(len(slots)),
             "LOCAL_RANK": str(hosts[slot.host].index(slot.rank)),
             "LOCAL_WORLD_SIZE": str(len(hosts[slot.host])),
+            "GROUP_RANK": str([*hosts].index(slot.host)),
             "MASTER_ADDR": "127.0.0.1" if len(hosts) == 1 else first.address,
             "MASTER_PORT": str(first.port),
             **gpus.environment(slot.rank),
@@ -190,7 +191,7 @@ def environment(
     if torch is not None:
         for slot in slots:
             env = found[slot.rank]
-            env.update(torchrun_variables(torch, env, [*hosts], slot.host))
+            env.update(torchrun_variables(torch, env, len(hosts)))
     return found
 
 

@@ -134,6 +134,7 @@ class Launcher:
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": size,
+            "GROUP_RANK": "0",
             "MASTER_ADDR": _HOST,
             "MASTER_PORT": str(self._listening.getsockname()[1]),
             STORE: f"{_HOST}:{self._store.port}/{self._run_id}",
@@ -142,7 +143,7 @@ class Launcher:
             "PYTHONUNBUFFERED": "1",
         }
         options = TorchOptions(run_id=self._run_id, restarts=self._restarted[rank])
-        made |= torchrun_variables(options, made, [_HOST], _HOST)
+        made |= torchrun_variables(options, made, hosts=1)
         # Here torch's store is the launcher's, and the number has an end.
         made["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         made["TORCHELASTIC_MAX_RESTARTS"] = str(self._restarts)

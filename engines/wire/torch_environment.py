@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 __all__ = ["TorchOptions", "torchrun_variables"]
@@ -64,16 +64,14 @@ class TorchOptions:
 
 
 def torchrun_variables(
-    options: TorchOptions, env: Mapping[str, str], hosts: Sequence[str], host: str
+    options: TorchOptions, env: Mapping[str, str], hosts: int
 ) -> dict[str, str]:
-    """Return what torchrun sets besides RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ….
+    """Return what torchrun sets besides RANK, LOCAL_RANK, GROUP_RANK, MASTER_ADDR, ….
 
-    `env` has the variables of the rank so far, `hosts` those of the cluster in the
-    order of their first ranks, and `host` is the rank's own.
+    `env` has the variables of the rank so far, `hosts` is their number.
     """
     return {
-        "GROUP_RANK": str(hosts.index(host)),
-        "GROUP_WORLD_SIZE": str(len(hosts)),
+        "GROUP_WORLD_SIZE": str(hosts),
         "ROLE_NAME": "default",
         "ROLE_RANK": env["RANK"],
         "ROLE_WORLD_SIZE": env["WORLD_SIZE"],
