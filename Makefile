@@ -72,7 +72,7 @@ retest-torch: torch-environment ## make retest for make test-torch
 	@echo "$(ONCE_MORE)"
 	@$(TORCH_TESTS) $(LAST_FAILED) $(PYTEST_ARGS)
 
-soak: environment ## the long tests: faults in a row, leaks, two hosts, other front ends, MPICH
+soak: environment ## the long tests: faults in a row, leaks, two hosts, Slurm, other front ends, MPICH
 	@$(BIN)/python -m pytest -m soak $(BY_FILE) $(PYTEST_ARGS)
 
 test-pythons: environment ## install the wheel for every other Python found; run demo and some tests there

@@ -186,6 +186,8 @@ class ClusterStatus:
     ranks: tuple[RankStatus, ...]
     #: The script that the ranks run; empty where they are engines.
     script: str = ""
+    #: The job of Slurm that has their nodes, and how much time is left of it.
+    allocation: str = ""
     #: What this notebook cannot do to them (``abort``, ``rebuild``, ``restart``) → why.
     refused: Mapping[str, str] = field(default_factory=dict)
 

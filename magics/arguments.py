@@ -23,6 +23,7 @@ __all__ = [
     "reported",
     "require",
     "require_cluster",
+    "starts",
 ]
 
 
@@ -60,12 +61,13 @@ def check_init(values: Values) -> None:
     """Refuse options of ``%dist_init`` that exclude each other."""
     _check_hosts(values)
     attach = values["cluster_id"] is not None or values["connection_file"] is not None
-    if values["n"] is None and not attach and values["profile"] is None:
+    started = starts(values)
+    if not started and not attach and values["profile"] is None:
         DIST_INIT.fail(
             "-n N is missing, the number of ranks to start "
             "(to attach to running ones: --cluster-id or --connection-file)"
         )
-    if values["n"] is not None and values["connection_file"] is not None:
+    if started and values["connection_file"] is not None:
         DIST_INIT.fail("-n starts ranks, --connection-file attaches: give one of them")
     torch = TorchOptions.parse(values["torch"] or False)
     if torch is not None and values["backend"] and not torch.over_rankscope:
@@ -74,7 +76,7 @@ def check_init(values: Values) -> None:
             f"torch's group: --torch {values['backend']}, or --torch rankscope for "
             "torch's ops over Rankscope's group"
         )
-    if values["n"] is None:
+    if not started:
         only = ("engines", "keep", "devices", "share_gpu", "force", "start_timeout")
         for name in only:
             if values[name]:
@@ -82,24 +84,36 @@ def check_init(values: Values) -> None:
                 DIST_INIT.fail(f"--{flag} is for ranks that are started: -n is missing")
 
 
+def starts(values: Values) -> bool:
+    """Return whether a ``%dist_init`` starts ranks, and does not attach to some."""
+    return values["n"] is not None or values["slurm"] is not None
+
+
 def _check_hosts(values: Values) -> None:
     """Take the number of ranks from the hosts; refuse what does not go with them."""
-    hosts = values["hosts"]
-    if hosts is None:
+    hosts, slurm = values["hosts"], values["slurm"]
+    if slurm is None and values["dry_run"]:
+        DIST_INIT.fail("--dry-run shows what --slurm would submit: --slurm is missing")
+    if hosts is None and slurm is None:
         for name in ("remote_python", "interface"):
             if values[name] is not None:
                 flag = name.replace("_", "-")
                 DIST_INIT.fail(f"--{flag} is for hosts: --hosts is missing")
         return
+    if hosts is not None and slurm is not None:
+        DIST_INIT.fail("--hosts and --slurm both name the hosts: give one of them")
+    for name in ("engines", "keep"):
+        if values[name]:
+            given = "--slurm" if hosts is None else "--hosts"
+            DIST_INIT.fail(
+                f"--{name} does not go with {given}, which has a launcher of its own; "
+                "its ranks end with the notebook"
+            )
+    if hosts is None:
+        return
     n = sum(hosts.values())
     if values["n"] not in (None, n):
         DIST_INIT.fail(f"-n {values['n']}: the hosts have {n} ranks; leave -n out")
-    for name in ("engines", "keep"):
-        if values[name]:
-            DIST_INIT.fail(
-                f"--{name} does not go with --hosts, which has a launcher of its own; "
-                "its ranks end with the notebook"
-            )
     values["n"] = n
 
 

@@ -50,6 +50,8 @@ class CellMagics:
             command.fail("-o waits for the values: leave out --async")
         if values["background"] and values["late"]:
             command.fail("--late waits for the end of the cell: leave out --async")
+        if cluster.slurm_job is not None and (warning := cluster.slurm_job.warning()):
+            print(warning)
         began = time.time()
         with reported(command):
             sampling = cluster.start_sampling(ranks) if values["late"] else None

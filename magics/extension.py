@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
 from rankscope.engines.cluster.preconditions import check_folder
+from rankscope.engines.cluster.slurm import submission
 from rankscope.engines.status import name_groups
 from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
@@ -28,6 +30,7 @@ from .arguments import (
     reported,
     require,
     require_cluster,
+    starts,
 )
 from .cell_magics import CellMagics
 from .cells.benching import run_bench
@@ -59,11 +62,14 @@ class RankscopeMagics(CellMagics):
         """Start ranks, or attach to running ones."""
         replace = values.pop("replace")
         check_init(values)
+        if values.pop("dry_run"):
+            print(_dry_run(values["slurm"]))
+            return
         if session.cluster is not None:
             if not replace:
                 self._report_running(session.cluster, values)
                 return
-            if values["n"] is not None:
+            if starts(values):
                 # Before those that run are ended.
                 with reported(command):
                     check_folder()
@@ -72,7 +78,7 @@ class RankscopeMagics(CellMagics):
         with ProgressLine(self.shell) as progress, reported(command):
             cluster = _start(values, progress.update)
             session.use(cluster, values)
-            verb = "ready" if values["n"] is not None else "attached"
+            verb = "ready" if starts(values) else "attached"
             progress.done(
                 f"{_size(cluster)} {verb} in {time.monotonic() - began:.1f} s · "
                 f"{_kind(cluster)}"
@@ -398,11 +404,12 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         "torch": values["torch"] or False,
         "progress": progress,
     }
-    if values["n"] is None:
+    if not starts(values):
         return Cluster.attach(connection_file=values["connection_file"], **common)
     return Cluster.start(
         values["n"],
         hosts=values["hosts"],
+        slurm=False if values["slurm"] is None else values["slurm"],
         remote_python=values["remote_python"],
         interface=values["interface"],
         start_timeout=values["start_timeout"] or 120,
@@ -413,6 +420,14 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         force=values["force"],
         **common,
     )
+
+
+def _dry_run(slurm: str | bool) -> str:
+    """Return what would be submitted to Slurm."""
+    if slurm is True:
+        job = os.environ.get("SLURM_JOB_ID")
+        return f"nothing is submitted: {f'job {job}' if job else 'there is no job'}"
+    return shlex.join(submission(str(slurm)))
 
 
 def _rest(dead: Sequence[int], n: int) -> str:

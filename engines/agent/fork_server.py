@@ -1,8 +1,8 @@
 """The process that forks the engines of one host: it imports once for all of them.
 
 `cluster.fork_servers` starts ``python -m rankscope.engines.agent.fork_server`` with
-the environment and the working directory of the engines; on another host, by ssh. On
-stdin and stdout, one JSON object per line:
+the environment and the working directory of the engines; on another host, by ssh or
+srun. On stdin and stdout, one JSON object per line:
 
 From the server, first, if it was started with ``describe``: ``{"host": {...}}``
     What `describe` returns.
@@ -74,6 +74,13 @@ PRELOADED = (
     "IPython.extensions.storemagic",
 )
 
+#: Variables of Slurm that say of this process what its engines are not: one task.
+OF_THE_TASK = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"),
+    *("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
 #: Packages whose versions hosts should have in common.
 COMPARED = (
     "ipyparallel",
@@ -93,6 +100,8 @@ def main() -> None:
     server = _Server()
     if "describe" in sys.argv[1:]:
         server.send({"host": describe()})
+        for name in OF_THE_TASK:
+            os.environ.pop(name, None)
     # As the engine's own start does: read when its debugger is imported.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     gc.disable()
@@ -115,7 +124,11 @@ def describe() -> dict[str, Any]:
     for name in COMPARED:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    gpus = "/proc/driver/nvidia/gpus"
+    folder = "/proc/driver/nvidia/gpus"
+    gpus = len(os.listdir(folder)) if os.path.isdir(folder) else 0
+    if "SLURM_STEP_ID" in os.environ:
+        # Those of the job; the folder has the others as well.
+        gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "0"))
     with open("/proc/meminfo", encoding="ascii") as lines:
         free = dict(line.split(":", 1) for line in lines)["MemAvailable"]
     return {
@@ -124,12 +137,19 @@ def describe() -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "rankscope": __version__,
         "versions": versions,
-        "gpus": len(os.listdir(gpus)) if os.path.isdir(gpus) else 0,
+        "gpus": gpus,
         "cores": len(os.sched_getaffinity(0)),
         "free": 1024 * int(free.split()[0]),
-        # Of sshd: address and port of the client, then of the server.
-        "client": (os.environ.get("SSH_CONNECTION") or " ").split(" ")[0],
+        "client": _client(),
     }
+
+
+def _client() -> str:
+    """Return the address from which this host was reached; empty if it is not known."""
+    by_srun = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    # Of sshd: address and port of the client, then of the server.
+    by_ssh = (os.environ.get("SSH_CONNECTION") or " ").split(" ")[0]
+    return by_srun if "SLURM_STEP_ID" in os.environ else by_ssh
 
 
 def preload_backends() -> None:

@@ -21,10 +21,12 @@ from ..wire.requests import Interrupt
 from . import launch, preconditions, recovery
 from .cluster_file import Announcement, ClusterFile
 from .gpus import Gpus
-from .hosts import HOSTS, Hosts, HostSpec, parse_hosts
+from .host_options import hosts_for
+from .hosts import HOSTS, HostSpec
 from .launched import Launched
 from .observed_ranks import FRESH
 from .ranks import Chosen, Ranks
+from .slurm import SlurmJob
 
 __all__ = ["Cluster"]
 
@@ -60,12 +62,18 @@ class Cluster(Ranks):
     Parameters
     ----------
     n : int, optional
-        The number of ranks, where `hosts` does not say it.
+        The number of ranks, where `hosts` or `slurm` does not say it.
     hosts : str, path or mapping of str to int, optional
         The hosts of the ranks, in rank order, with the number of ranks on each:
         ``"a:4,b:4"``, ``{"a": 4, "b": 4}``, or a hostfile with such a line for each
         host. Other hosts than this one are reached by the system's ``ssh``, with its
         configuration and keys, without a password. The ranks end with this process.
+    slurm : str or bool, default False
+        The options of ``salloc`` for a job of Slurm whose nodes are the hosts, as in
+        ``"-p gpu -N 2 --gpus-per-node 8 -t 1:00:00"``; the job is submitted, waited for
+        however long it is pending, and ends with this process. ``True``: the job that
+        this process is in. Without `n` there are as many ranks as the job has tasks, if
+        those are more than its nodes, else one for each GPU, else one on each node.
     remote_python : str, optional
         The Python of the other hosts, which has Rankscope; by default the path of this
         one.
@@ -74,7 +82,7 @@ class Cluster(Ranks):
         the controller; by default the one by which ssh has reached them.
     engines : str, optional
         The launcher: ``local``, ``spawn``, ``mpi``, or another one of ipyparallel, as
-        ``slurm`` (never tried). ``None``: the launcher that `backend` needs
+        ``pbs`` (never tried). ``None``: the launcher that `backend` needs
         (``mpi`` for MPI), else ``local``. The ranks of ``local`` are forked from one
         process that has imported what they need; ``spawn`` starts each from scratch
         instead.
@@ -103,14 +111,14 @@ class Cluster(Ranks):
         Whether to start more ranks on this machine than its cores and its free
         memory allow: 32 a core, 60 MB each.
     start_timeout : float, default 120
-        Seconds that the start may take.
+        Seconds that the start may take, once a job of `slurm` has its nodes.
     progress : callable, optional
         Called with a line of text at each step.
 
     Raises
     ------
     ValueError
-        For an invalid `backend`, `torch`, `devices` or `hosts`.
+        For an invalid `backend`, `torch`, `devices`, `hosts` or `slurm`.
     ClusterError
         `n` is no number of ranks. A `ClusterStartError` if the library of every named
         backend is missing, or torch; if `n` ranks are too many for this machine; if a
@@ -166,6 +174,7 @@ class Cluster(Ranks):
         n: int | None = None,
         *,
         hosts: HostSpec | None = None,
+        slurm: str | bool = False,
         remote_python: str | None = None,
         interface: str | None = None,
         engines: str | None = None,
@@ -181,11 +190,12 @@ class Cluster(Ranks):
         start_timeout: float = 120,
         progress: Progress | None = None,
     ) -> None:
-        named = _named_hosts(hosts, n, engines, keep, remote_python, interface)
+        named = hosts_for(hosts, slurm, n, engines, keep, remote_python, interface)
         if named is not None:
-            n, engines = len(named.names), HOSTS
-        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-            raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
+            n, engines = len(named.names) or n, HOSTS
+        # Without a number the nodes of a job decide.
+        if n is not None or slurm is False:
+            n = preconditions.number_of_ranks(n)
         # Refused here, not seconds later on every engine.
         options = preconditions.torch_options(torch, backend)
         config = BackendConfig(backend)
@@ -202,7 +212,7 @@ class Cluster(Ranks):
         if engines is None:
             engines = needed or "local"
         preconditions.check_folder()
-        if engines in _IN_THIS_ENVIRONMENT:
+        if n is not None and engines in _IN_THIS_ENVIRONMENT:
             if options is not None:
                 preconditions.check_torch()
             if options is None or options.over_rankscope:
@@ -213,11 +223,12 @@ class Cluster(Ranks):
             named.limited = True
         private.check()
         report = progress or _silent
-        deadline = time.monotonic() + start_timeout
         launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
         launched.hosts = named
         connected = False
         try:
+            launched.reserve(report)
+            deadline = time.monotonic() + start_timeout
             client = launched.start(n, start_timeout, report)
             self._connect(
                 client,
@@ -248,7 +259,7 @@ class Cluster(Ranks):
             except Exception:  # noqa: BLE001 - the error of the start is the cause
                 _log.exception("the ranks that did not start could not all be ended")
             raise
-        report(f"{n} ranks are ready")
+        report(f"{self.n} ranks are ready")
 
     def _connect(
         self,
@@ -419,6 +430,17 @@ class Cluster(Ranks):
         hosts = None if self._launched is None else self._launched.hosts
         differences = [] if hosts is None else hosts.differences
         return "\n".join([*differences, *self._registry.advice])
+
+    @property
+    def slurm_job(self) -> SlurmJob | None:
+        """The job of Slurm whose nodes the ranks are on; ``None`` where it is none."""
+        hosts = None if self._launched is None else self._launched.hosts
+        return None if hosts is None else hosts.job
+
+    @property
+    def allocation(self) -> str:
+        """The job, and the time that is left of it, in words; empty without one."""
+        return "" if self.slurm_job is None else self.slurm_job.text
 
     def __repr__(self) -> str:
         state = "" if self._open else ", closed"
@@ -593,41 +615,6 @@ class Cluster(Ranks):
             self.shutdown(fresh=fresh)
         else:
             self.close()
-
-
-def _named_hosts(
-    hosts: HostSpec | None,
-    n: int | None,
-    engines: str | None,
-    keep: bool,
-    remote_python: str | None,
-    interface: str | None,
-) -> Hosts | None:
-    """Return the hosts that are named; refuse what does not go with them."""
-    if hosts is None:
-        for name, value in (
-            ("remote_python", remote_python),
-            ("interface", interface),
-        ):
-            if value is not None:
-                raise ClusterError(f"{name}={value!r} is for hosts, and none are named")
-        return None
-    try:
-        ranks = parse_hosts(hosts)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"hosts={hosts!r}: {error}") from None
-    named = Hosts(ranks, remote_python, interface)
-    if n not in (None, len(named.names)):
-        raise ClusterError(
-            f"n={n}: hosts={hosts!r} have {len(named.names)} ranks; leave n out"
-        )
-    if engines is not None:
-        raise ClusterError(f"engines={engines!r}: hosts have a launcher of their own")
-    if keep:
-        raise ClusterError(
-            "keep=True: the ranks of hosts end with the process that started them"
-        )
-    return named
 
 
 def _silent(text: str) -> None:

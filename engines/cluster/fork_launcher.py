@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from typing import Any
@@ -14,7 +15,8 @@ from traitlets import Bool
 from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
 from . import fork_servers
-from .fork_servers import ForkServer, ServerEnd
+from .fork_servers import ForkServer
+from .leashed import ProcessEnd
 
 __all__ = ["ForkedEngineLauncher", "ForkedEngineSetLauncher"]
 
@@ -97,7 +99,7 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         self.server = ForkServer(
             [sys.executable, "-m", fork_servers.MODULE],
             self._server_ended,
-            env=self.get_env(),
+            env={**os.environ, **self.get_env()},
             cwd=self.work_dir,
         )
         self.process = self.server.process
@@ -115,7 +117,7 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         }
         try:
             await self.server.fork(engines, self.get_env())
-        except ServerEnd as error:
+        except ProcessEnd as error:
             raise ClusterStartError(
                 f"the process that forks the engines {error}"
             ) from None

@@ -22,12 +22,17 @@ __all__ = ["HostEngineLauncher", "HostEngineSetLauncher"]
 class HostEngineLauncher(ForkedEngineLauncher):
     """One engine of a `HostEngineSetLauncher`, on the host of its fork server."""
 
+    _hosts: Hosts
     _server: ForkServer
     _output = ""
+    # Asks why the engine has ended.
+    _asking: asyncio.Task[None] | None = None
 
-    def place(self, server: ForkServer, host: str) -> None:
-        """Note where the engine is to run: `host` is what that calls itself."""
-        self._server, self.host = server, host
+    def place(self, hosts: Hosts, name: str) -> None:
+        """Note on which of the hosts the engine is to run."""
+        self._hosts, self._server = hosts, hosts.servers[name]
+        # What that calls itself.
+        self.host = hosts.descriptions[name]["name"]
 
     def forked(self, pid: int) -> None:
         """Take over the engine that was forked."""
@@ -41,7 +46,16 @@ class HostEngineLauncher(ForkedEngineLauncher):
     ) -> None:
         """Report the end of the engine, with the last lines that it has printed."""
         self._output = output
-        super().ended(exit_code, output, why)
+        if self._hosts.job is None or self._hosts.closing:
+            super().ended(exit_code, output, why)
+        else:
+            self._asking = asyncio.ensure_future(self._ended_with(exit_code, why))
+
+    async def _ended_with(self, exit_code: int | None, why: str | None) -> None:
+        """Report the end of the engine once it is known whether it is the job's."""
+        if cause := await self._hosts.why_ended():
+            exit_code, why = None, cause
+        super().ended(exit_code, self._output, why)
 
     def signal(self, sig: int) -> None:
         """Send a signal by the fork server, which is the engine's parent."""
@@ -84,7 +98,7 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         engines: dict[str, dict[Any, dict[str, Any]]] = {}
         for rank, launcher in zip(self.ranks, self.launchers.values(), strict=True):
             name = hosts.names[rank]
-            launcher.place(hosts.servers[name], hosts.descriptions[name]["name"])
+            launcher.place(hosts, name)
             engines.setdefault(name, {})[launcher] = {
                 "output": None,
                 "arguments": launcher.engine_args,

@@ -1,14 +1,11 @@
-"""The hosts of a cluster: named by a person, reached by ssh, compared at the start."""
+"""The hosts of a cluster: each with a fork server, and compared at the start."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
-import shlex
-import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
@@ -18,12 +15,13 @@ from typing import Any, TypeVar
 import psutil
 
 from rankscope import __version__
-from rankscope.backends.routes import address_towards
 from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterStartError
-from . import fork_servers, preconditions
-from .fork_servers import ForkServer, ServerEnd
+from . import preconditions
+from .fork_servers import ForkServer
+from .leashed import ProcessEnd
+from .slurm import SlurmJob
 
 __all__ = [
     "HOSTS",
@@ -31,8 +29,8 @@ __all__ = [
     "HostSpec",
     "Hosts",
     "compare",
+    "is_here",
     "parse_hosts",
-    "ssh_command",
 ]
 
 T = TypeVar("T")
@@ -45,38 +43,12 @@ HOSTS = "hosts"
 #: Seconds without an answer after which the connection to a host is given up, and its
 #: ranks end: here by ssh, there by the heartbeat of the controller.
 LOST_AFTER = 600
-#: Seconds between two requests for an answer.
-_ALIVE = 30
-#: Seconds that ssh gets to connect.
-_CONNECT = 20
 #: Seconds that hosts get to end their ranks.
 _END = 5.0
 
 #: What the ranks of other hosts have from the notebook's environment, as local ones do:
 #: variables of the libraries, not those of the notebook's own host.
 FORWARDED = ("GLOO_", "NCCL_", "OMP_NUM_THREADS", "RANKSCOPE_", "TORCH_", "UCX_")
-
-#: What ssh says → what it means, and what to do; ``{host}`` is the host's name.
-_ADVICE = {
-    "Host key verification failed": (
-        "its host key is not known here, or is another one than before: run "
-        "`ssh {host}` in a terminal once, and compare the key that it shows"
-    ),
-    "Permission denied": (
-        "it lets nobody in without a password: `ssh -o BatchMode=yes {host} true` has "
-        "to work in a terminal; `ssh-copy-id {host}` makes it so, or `ssh-add` where "
-        "the key has a passphrase"
-    ),
-    "Could not resolve hostname": (
-        "its name is not known here: name it by its address, or in ~/.ssh/config"
-    ),
-    "Connection refused": "no sshd listens there: start it, or name another port for "
-    "{host} in ~/.ssh/config",
-    "Connection timed out": "nothing answers there: is it on, and does a firewall "
-    "between the hosts let ssh through?",
-    "No route to host": "no network leads there from this host",
-    "Network is unreachable": "no network leads there from this host",
-}
 
 
 def parse_hosts(given: HostSpec) -> dict[str, int]:
@@ -132,32 +104,6 @@ def is_here(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
 
 
-def ssh_command(name: str, python: str, folder: str) -> list[str]:
-    """Return the command that runs a fork server on the host `name`.
-
-    It asks no question: a password, or the key of a host that is not known, is an
-    error. `folder` is the working directory where the host has it, else it is home.
-    """
-    home = python.startswith("~/")
-    quoted = f'"$HOME"/{shlex.quote(python[2:])}' if home else shlex.quote(python)
-    script = (
-        f"cd {shlex.quote(folder)} 2>/dev/null; "
-        f"exec {quoted} -m {fork_servers.MODULE} describe"
-    )
-    options = {
-        "BatchMode": "yes",
-        "ConnectTimeout": _CONNECT,
-        "ServerAliveInterval": _ALIVE,
-        "ServerAliveCountMax": LOST_AFTER // _ALIVE,
-        # A shared connection would outlive the ranks; the notebook needs no forwarding.
-        "ControlMaster": "no",
-        "ClearAllForwardings": "yes",
-        "RemoteCommand": "none",
-    }
-    chosen = [f"-o{key}={value}" for key, value in options.items()]
-    return ["ssh", "-T", *chosen, "--", name, f"exec sh -c {shlex.quote(script)}"]
-
-
 class Hosts:
     """The hosts of a cluster, each with a fork server once it is connected.
 
@@ -181,8 +127,6 @@ class Hosts:
         self.ranks = dict(ranks)
         self.python = python or sys.executable
         self.interface = interface
-        #: The name of the host of each rank.
-        self.names = [name for name, n in self.ranks.items() for _ in range(n)]
         self.servers: dict[str, ForkServer] = {}
         #: What each host has said of itself.
         self.descriptions: dict[str, dict[str, Any]] = {}
@@ -190,24 +134,57 @@ class Hosts:
         self.differences: list[str] = []
         #: Whether no host may have more ranks than its cores and memory allow.
         self.limited = False
+        #: The job of Slurm whose nodes they are.
+        self.job: SlurmJob | None = None
+        #: Whether `close` was called.
+        self.closing = False
+
+    @property
+    def names(self) -> list[str]:
+        """The name of the host of each rank."""
+        return [name for name, n in self.ranks.items() for _ in range(n)]
+
+    async def reserve(self) -> None:
+        """Wait until the hosts are there for us, as long as a scheduler takes."""
+
+    def command(self, name: str) -> list[str]:
+        """Return the command that runs a fork server on the host `name`.
+
+        Raises `ClusterStartError` if there is none.
+        """
+        raise NotImplementedError
+
+    def environment_here(self) -> dict[str, str] | None:
+        """Return the environment of that command; ``None``: that of this process."""
+        return None
+
+    def silent_hosts(self, names: Sequence[str]) -> str:
+        """Return what to do about hosts that have not answered in time."""
+        raise NotImplementedError
+
+    def why_refused(self, name: str, server: ForkServer) -> str:
+        """Return why the program that leads to a host has ended without an answer."""
+        raise NotImplementedError
+
+    def route_to(self, name: str) -> str:
+        """Return this host's address on the route to a host."""
+        raise NotImplementedError
+
+    def leash(self, name: str) -> str:
+        """Return what the process is that holds the ranks of a host."""
+        raise NotImplementedError
 
     async def connect(self, name: str) -> dict[str, Any]:
         """Start the fork server of a host; return what it says of the host.
 
         Raises `ClusterStartError` that says what to do.
         """
-        if is_here(name):
-            command = [sys.executable, "-m", fork_servers.MODULE, "describe"]
-        elif shutil.which("ssh") is None:
-            raise ClusterStartError(
-                f"{name}: there is no ssh on this host: install openssh-client"
-            )
-        else:
-            command = ssh_command(name, self.python, os.getcwd())
-        server = self.servers[name] = ForkServer(command, self._server_ended)
+        server = self.servers[name] = ForkServer(
+            self.command(name), self._server_ended, env=self.environment_here()
+        )
         try:
             answer = await server.reply()
-        except ServerEnd:
+        except ProcessEnd:
             raise ClusterStartError(f"{name}: {self._why_ended(name)}") from None
         self.descriptions[name] = answer["host"]
         return self.descriptions[name]
@@ -227,17 +204,12 @@ class Hosts:
                 "there, and what your cells import, or name another Python with "
                 "--remote-python"
             )
-        if server.exit_code in (126, 127):
+        if server.exit_code in (126, 127) or "execve(): " in said:
             return (
                 f"there is no {python} there: name the Python that has Rankscope with "
                 f"--remote-python PATH{server.last_lines()}"
             )
-        if server.exit_code == 255:
-            for words, advice in _ADVICE.items():
-                if words in said:
-                    return f"{advice.format(host=name)}{server.last_lines()}"
-            return f"ssh cannot log in{server.last_lines()}"
-        return f"its fork server {server.why}"
+        return self.why_refused(name, server)
 
     def check(self) -> None:
         """Raise `ClusterStartError` where the hosts cannot work together."""
@@ -256,13 +228,14 @@ class Hosts:
         """The address of this host at which every host reaches the controller."""
         if self.interface is not None:
             return _address_of(self.interface)
-        others = [name for name in self.ranks if not is_here(name)]
+        here = socket.gethostname()
+        others = [one for one in self.ranks if self.descriptions[one]["name"] != here]
         for name in others:
-            # As sshd there has seen this host: the way back is known to work.
+            # As the other host has seen this one: the way back is known to work.
             if _is_ours(client := self.descriptions[name]["client"]):
                 return client
         # By a jump host, or a router that translates addresses.
-        return _route_to(others[0]) if others else "127.0.0.1"
+        return self.route_to(others[0]) if others else "127.0.0.1"
 
     async def check_reach(self, address: str, port: int) -> None:
         """Raise `ClusterStartError` if a host cannot connect to the others or to here.
@@ -305,7 +278,7 @@ class Hosts:
         """Return an answer of the fork server of a host; its errors name the host."""
         try:
             return await answer
-        except ServerEnd as end:
+        except ProcessEnd as end:
             raise ClusterStartError(f"{name}: its fork server {end}") from None
         except ClusterStartError as error:
             raise ClusterStartError(f"{name}: {error}") from None
@@ -319,23 +292,26 @@ class Hosts:
         return {k: v for k, v in os.environ.items() if k.startswith(FORWARDED)}
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of this host: fork servers, and one ssh for each other host."""
-        return [one.process for one in self.servers.values()]
+        """The processes of this host: those that hold a job, and the ranks of hosts."""
+        own = None if self.job is None else self.job.process
+        held = [] if own is None else [own]
+        return [*held, *(one.process for one in self.servers.values())]
 
     def _server_ended(self, server: ForkServer) -> None:
         name = next(name for name, one in self.servers.items() if one is server)
         assert server.exit_code is not None
-        what = "the fork server of" if is_here(name) else "the ssh to"
         said = server.last_output.splitlines()[-1:]
+        how = describe_exit_code(server.exit_code)
         why = (
-            f"{what} {name} has ended ({describe_exit_code(server.exit_code)}), and "
-            f"with it the ranks there{''.join(f'; it said: {line}' for line in said)}"
+            f"{self.leash(name)} has ended ({how}), and with it the ranks there"
+            f"{''.join(f'; it said: {line}' for line in said)}"
         )
         for launcher in server.take_engines():
             launcher.ended(None, why=why)
 
     def close(self) -> None:
         """End the ranks of all hosts, on the thread of the loop."""
+        self.closing = True
         deadline = time.monotonic() + _END
         for server in self.servers.values():
             server.end_input()
@@ -343,6 +319,16 @@ class Hosts:
             server.close(max(0.1, deadline - time.monotonic()))
             for launcher in server.take_engines():
                 launcher.ended(None)
+        if self.job is not None:
+            self.job.close(_END)
+
+    async def why_ended(self) -> str:
+        """Return why all ranks end, where it is their job that does; else nothing."""
+        if self.job is None or self.closing:
+            return ""
+        return await self.job.why_ended(
+            lambda: [one.output for one in self.servers.values()]
+        )
 
 
 def compare(hosts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str]]:
@@ -402,31 +388,6 @@ def _is_ours(address: str) -> bool:
         except OSError:
             return False
     return bool(address)
-
-
-def _route_to(name: str) -> str:
-    """Return this host's address on the route to a host that ssh knows by `name`."""
-    try:
-        known = subprocess.run(
-            ["ssh", "-G", "--", name],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_CONNECT,
-        ).stdout
-    except subprocess.TimeoutExpired:
-        # Its configuration runs programs, or asks for names.
-        known = ""
-    words = (line.split(" ", 1) for line in known.splitlines())
-    host = dict(one for one in words if len(one) == 2).get("hostname", name)
-    try:
-        return address_towards(host)
-    except OSError as error:
-        raise ClusterStartError(
-            f"{name}: no route leads there from this host but ssh's own "
-            f"({error.strerror or error}): name the address at which it reaches "
-            "this host with --interface"
-        ) from None
 
 
 def _address_of(interface: str) -> str:

@@ -48,6 +48,8 @@ GRACE = 2.0
 STOP_TIMEOUT = 60.0
 #: Lines of a log that go into an error message.
 LOG_LINES = 20
+#: Seconds between two looks at a job that is pending.
+_POLL = 0.5
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -116,10 +118,33 @@ class Launched:
             future.cancel()
             raise
 
+    def reserve(self, progress: Callable[[str], None]) -> None:
+        """Wait for the nodes of a job of Slurm, as long as that takes.
+
+        To be called before `start`.
+        """
+        if self._guarded:
+            self.orphan_reaper = OrphanReaper(self._stop_file)
+        if self.hosts is None or self.hosts.job is None:
+            return
+        job = self.hosts.job
+        waiting = asyncio.run_coroutine_threadsafe(self.hosts.reserve(), self._loop)
+        try:
+            while not concurrent.futures.wait([waiting], _POLL).done:
+                progress(self.run(job.pending()))
+                self.update_orphan_reaper()
+            waiting.result()
+        finally:
+            waiting.cancel()
+        self.update_orphan_reaper()
+        progress(f"job {job.id}: {', '.join(self.hosts.ranks)}")
+
     def start(
-        self, n: int, timeout: float, progress: Callable[[str], None]
+        self, n: int | None, timeout: float, progress: Callable[[str], None]
     ) -> ipyparallel.Client:
         """Start the controller and `n` engines; return a client of them.
+
+        Without `n` as many as the hosts have.
 
         Raises `ClusterStartError` with the last log lines if it does not come
         up within `timeout` seconds, or sooner when a process of it has ended.
@@ -128,16 +153,16 @@ class Launched:
             return self._start(n, timeout, progress)
 
     def _start(
-        self, n: int, timeout: float, progress: Callable[[str], None]
+        self, n: int | None, timeout: float, progress: Callable[[str], None]
     ) -> ipyparallel.Client:
         deadline = time.monotonic() + timeout
-        if self._guarded:
-            self.orphan_reaper = OrphanReaper(self._stop_file)
         step = "connecting to the hosts"
         try:
             if self.hosts is not None:
                 progress(step)
                 self._connect_hosts(self.hosts, deadline, progress)
+                n = len(self.hosts.names)
+            assert n is not None
             step = "starting the controller"
             progress(step)
             self.run(self.cluster.start_controller(), _left(deadline))
@@ -173,6 +198,9 @@ class Launched:
     def update_orphan_reaper(self) -> None:
         """Send the present processes of the cluster to the orphan reaper."""
         if self.orphan_reaper is not None:
+            job = None if self.hosts is None else self.hosts.job
+            if job is not None:
+                self.orphan_reaper.stop = job.cancel
             pids = [one.pid for one in self.processes()]
             announced = ClusterFile.path_of(
                 self.cluster.cluster_id, self.cluster.profile_dir
@@ -207,9 +235,8 @@ class Launched:
                     progress(f"{name}: connected (Python {found['python']})")
         except (TimeoutError, concurrent.futures.TimeoutError):
             errors.append(
-                f"{', '.join(waiting.values())}: no answer in time: does "
-                f"`ssh -o BatchMode=yes {next(iter(waiting.values()))} true` end in a "
-                "terminal? --start-timeout gives a host longer"
+                f"{', '.join(waiting.values())}: no answer in time: "
+                f"{hosts.silent_hosts([*waiting.values()])}"
             )
         finally:
             for future in waiting:

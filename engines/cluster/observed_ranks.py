@@ -116,6 +116,11 @@ class ObservedRanks:
         return {}
 
     @property
+    def allocation(self) -> str:
+        """What their nodes are taken from; see `ClusterStatus.allocation`."""
+        return ""
+
+    @property
     def ended(self) -> str | None:
         """Why the ranks have ended by themselves; ``None`` while they run."""
         return None
@@ -305,6 +310,7 @@ class ObservedRanks:
             backend=self.backend or "",
             state="stopped" if self.closed else "running",
             script=self._script_name,
+            allocation=self.allocation,
             refused=self.refused,
             ranks=tuple(
                 slot.status(now)

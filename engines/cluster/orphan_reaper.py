@@ -41,9 +41,10 @@ class OrphanReaper:
     """
 
     def __init__(self, stop_file: str | None = None) -> None:
-        self._stop: list[str] = []
+        #: The command that ends what runs elsewhere; may change until `release`.
+        self.stop: list[str] = []
         if stop_file is not None:
-            self._stop = [sys.executable, "-c", _STOP, stop_file]
+            self.stop = [sys.executable, "-c", _STOP, stop_file]
         # pid -> start time.
         self._processes: dict[int, int] = {}
         self._files: dict[str, None] = {}
@@ -104,7 +105,7 @@ class OrphanReaper:
         return {
             "pids": [*self._processes.items()],
             "files": [*self._files],
-            "stop": self._stop,
+            "stop": self.stop,
         }
 
     def _send(self, process: subprocess.Popen[bytes], message: dict[str, Any]) -> None:

@@ -9,7 +9,8 @@ JSON object in a line, and takes the place of the one before:
 ``files``
     The files and folders to remove.
 ``stop``
-    The command by which ipyparallel stops what runs on other machines; empty: nothing.
+    The command by which ipyparallel, or Slurm, stops what runs on other machines;
+    empty: nothing.
 
 At the end of stdin, or when the owner's process ends, everything is ended that the last
 message names.
@@ -32,7 +33,7 @@ __all__ = ["living", "process_start_time", "remove"]
 
 #: Seconds between SIGTERM and SIGKILL.
 GRACE = 2.0
-#: Seconds that ipyparallel gets to stop what runs on other machines.
+#: Seconds that the command gets to stop what runs on other machines.
 STOP_TIMEOUT = 15.0
 
 

@@ -13,7 +13,7 @@ from rankscope.backends import BackendConfig
 from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.groups.config import default_instead, why_unusable
 
-from ..errors import ClusterStartError
+from ..errors import ClusterError, ClusterStartError
 from ..wire.torch_environment import TorchOptions
 from . import torch_start
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_folder",
     "check_room",
     "check_torch",
+    "number_of_ranks",
     "torch_options",
 ]
 
@@ -53,6 +54,13 @@ def _check_gpu(backend: str | None) -> None:
             f"group would take no other arrays; --backend cpu:tcp,{both} takes those "
             "of the CPU, too"
         )
+
+
+def number_of_ranks(n: object) -> int:
+    """Return `n`; raise `ClusterError` where it is no number of ranks."""
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
+    return n
 
 
 def check_folder() -> None:

@@ -26,6 +26,7 @@ DIST_INIT = Command(
     "Start ranks, or attach to running ones, and build the default group.",
     "%dist_init -n 4\n%dist_init -n 4 --backend cpu:ucx --timeout 60\n"
     "%dist_init -n 4 --torch\n%dist_init --hosts a:4,b:4\n"
+    "%dist_init --slurm \"-p gpu -N 2 --gpus-per-node 8 -t 1:00:00\"\n"
     "%dist_init --cluster-id CLUSTER",
     "cluster = rankscope.Cluster.start(4), rankscope.Cluster.attach(cluster_id=…)",
     (
@@ -56,6 +57,15 @@ DIST_INIT = Command(
             values.hosts, "file",
         ),
         Option(
+            "slurm", ("--slurm",), "nodes of Slurm, with options of salloc in quotes; "
+            "ranks: -n, else the tasks of the job, else its GPUs (default: the job "
+            "that the notebook is in)", "OPTIONS",
+            values.slurm, implied=True,
+        ),
+        Option(
+            "dry_run", ("--dry-run",), "show what --slurm would submit",
+        ),
+        Option(
             "remote_python", ("--remote-python",), "Python of the other hosts "
             "(default: this one's path)", "PATH",
         ),
@@ -65,11 +75,11 @@ DIST_INIT = Command(
         ),
         Option(
             "start_timeout", ("--start-timeout",), "seconds that the start may take "
-            "(default: 120)", "S", values.seconds,
+            "(default: 120), once Slurm has given its nodes", "S", values.seconds,
         ),
         Option(
             "engines", ("--engines",), "launcher: local, spawn (not forked), mpi; "
-            "never tried: slurm, … (default: the one that the backend needs, else "
+            "never tried: pbs, … (default: the one that the backend needs, else "
             "local)",
             "LAUNCHER", values.launcher, "launcher",
         ),

@@ -16,6 +16,7 @@ from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines.cluster.hosts import parse_hosts
 from rankscope.engines.cluster.launch import launcher_names
+from rankscope.engines.cluster.slurm import submission
 from rankscope.engines.runs import parse_runs
 from rankscope.engines.wire.torch_environment import TorchOptions
 
@@ -30,6 +31,7 @@ __all__ = [
     "names",
     "parse_ranks",
     "seconds",
+    "slurm",
     "switch",
     "times",
     "torch_backend",
@@ -54,6 +56,12 @@ def hosts(text: str) -> dict[str, int]:
         return parse_hosts(text)
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
+
+
+def slurm(text: str) -> str:
+    """Return options of salloc."""
+    submission(text)
+    return text
 
 
 def times(text: str) -> int:

@@ -118,6 +118,38 @@ def test_no_rank_is_started_where_torch_is_missing(
     assert "pip install torch" in plain(seen.stdout)
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("-n 2 --dry-run", "--slurm is missing"),
+        ("--hosts a:2 --slurm", "--hosts and --slurm both name the hosts"),
+        ('--slurm "-N 2" --keep', "--keep does not go with --slurm"),
+        ('--slurm "-N 2 hostname"', "'hostname' is no option of salloc"),
+        ("-n 2 --interface eth0", "--interface is for hosts"),
+    ],
+)
+def test_what_does_not_go_with_slurm_is_refused(
+    ipython: InteractiveShell, line: str, why: str
+) -> None:
+    with capture_output() as seen:
+        result = ipython.run_cell(f"%dist_init {line}")
+    assert type(result.error_in_exec).__name__ == "UsageError"
+    assert why in seen.stderr
+
+
+def test_a_dry_run_shows_what_would_be_submitted(
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "prepare", None)
+    monkeypatch.setenv("SLURM_JOB_ID", "21")
+    with capture_output() as seen:
+        ipython.run_cell('%dist_init --slurm "-p gpu -N 2" --dry-run').raise_error()
+        ipython.run_cell("%dist_init --slurm --dry-run -n 4").raise_error()
+    submitted, inside = seen.stdout.splitlines()
+    assert submitted.startswith("salloc --job-name=rankscope -p gpu -N 2 sh -c ")
+    assert inside == "nothing is submitted: job 21"
+
+
 class Ranks:
     """A cluster of no processes."""
 

@@ -98,6 +98,8 @@ class BoardModel:
         facts = [text(status.launcher, 40)]
         if status.backend:
             facts.append(text(status.backend, 60))
+        if status.allocation:
+            facts.append(text(status.allocation, 80))
         what = "job" if status.script else "cluster"
         facts.append(f"{what} {text(status.cluster_id, 60)}")
         self.head = {

@@ -23,8 +23,8 @@ from rankscope.engines.cluster.hosts import (
     HostSpec,
     compare,
     parse_hosts,
-    ssh_command,
 )
+from rankscope.engines.cluster.ssh_hosts import ssh_command
 
 WAIT = 60
 

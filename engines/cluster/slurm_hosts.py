@@ -1,0 +1,130 @@
+"""The nodes of a job of Slurm as hosts: one srun leads to each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from rankscope.backends.routes import address_towards
+
+from ..errors import ClusterStartError
+from . import fork_servers
+from .fork_servers import ForkServer
+from .hosts import Hosts
+from .slurm import SlurmJob, slurm_environment
+
+__all__ = ["SlurmHosts", "place"]
+
+
+def place(
+    gpus: Mapping[str, int], n: int | None = None, tasks: int | None = None
+) -> dict[str, int]:
+    """Return the number of ranks on each node of a job.
+
+    `n` ranks in blocks, as Slurm places tasks; without it as many as the job has
+    `tasks`, if a person asked for more than one on each node; else one for each of the
+    `gpus` of a node, and one where it has none.
+
+    Raises `ClusterStartError` for fewer ranks than nodes.
+    """
+    if n is None and tasks is not None and tasks > len(gpus):
+        n = tasks
+    if n is None:
+        return {name: max(1, number) for name, number in gpus.items()}
+    each, more = divmod(n, len(gpus))
+    if not each:
+        raise ClusterStartError(
+            f"-n {n}: the job has {len(gpus)} nodes, and each has a rank at least"
+        )
+    return {name: each + (at < more) for at, name in enumerate(gpus)}
+
+
+class SlurmHosts(Hosts):
+    """The nodes of a job, each with an srun of its own; known once it is allocated.
+
+    Parameters
+    ----------
+    job : SlurmJob
+        The job.
+    n : int, optional
+        The number of ranks; by default what the job was asked for: see `place`.
+    python, interface : optional
+        As for `Hosts`.
+    """
+
+    def __init__(
+        self,
+        job: SlurmJob,
+        n: int | None = None,
+        python: str | None = None,
+        interface: str | None = None,
+    ) -> None:
+        super().__init__({}, os.path.expanduser(python or sys.executable), interface)
+        self.job = self._slurm = job
+        self._n = n
+
+    async def reserve(self) -> None:
+        """Wait for the nodes of the job."""
+        self.ranks = dict.fromkeys(await self._slurm.allocate(), 0)
+
+    async def connect_again(self, names: Iterable[str]) -> None:
+        """Connect to those of the nodes whose srun has ended, if the job has not."""
+        if self._slurm.ended:
+            # Its fork servers may live on for as long as Slurm gives them to end.
+            raise ClusterStartError(
+                f"{self._slurm.ended}: %dist_init --replace --slurm … starts another"
+            )
+        await super().connect_again(names)
+
+    def leash(self, name: str) -> str:
+        """Return what the process is that holds the ranks of a node."""
+        return f"the srun on {name}"
+
+    def command(self, name: str) -> list[str]:
+        """Return the command that runs a fork server on a node.
+
+        The step has all that the job has of the node, beside other steps.
+        """
+        options = {
+            "jobid": self._slurm.id,
+            "nodelist": name,
+            "nodes": 1,
+            "ntasks": 1,
+            "cpu-bind": "none",
+            "mpi": "none",
+            "export": "ALL",
+            "job-name": "rankscope",
+        }
+        chosen = [f"--{key}={value}" for key, value in options.items()]
+        server = [self.python, "-m", fork_servers.MODULE, "describe"]
+        return ["srun", "--quiet", "--overlap", *chosen, *server]
+
+    def environment_here(self) -> dict[str, str]:
+        """Return the environment of srun."""
+        return slurm_environment()
+
+    def silent_hosts(self, names: Sequence[str]) -> str:
+        """Return what to do about nodes that have not answered in time."""
+        ours = f"srun --jobid={self._slurm.id} --overlap -w {names[0]} hostname"
+        return f"does `{ours}` end in a terminal? --start-timeout gives a node longer"
+
+    def why_refused(self, name: str, server: ForkServer) -> str:
+        """Return why an srun has ended without an answer."""
+        return f"srun {server.why}"
+
+    def route_to(self, name: str) -> str:
+        """Return this host's address on the route to a node."""
+        try:
+            return address_towards(name)
+        except OSError as error:
+            raise ClusterStartError(
+                f"{name}: no route leads there from this host ({error.strerror}): name "
+                "the address at which it reaches this host with --interface"
+            ) from None
+
+    def check(self) -> None:
+        """Place the ranks; raise `ClusterStartError` where they cannot work."""
+        gpus = {name: self.descriptions[name]["gpus"] for name in self.ranks}
+        self.ranks = place(gpus, self._n, self._slurm.info.tasks)
+        super().check()

@@ -1,0 +1,130 @@
+"""Hosts that a person names, reached by ssh."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from rankscope.backends.routes import address_towards
+
+from ..errors import ClusterStartError
+from . import fork_servers
+from .fork_servers import ForkServer
+from .hosts import LOST_AFTER, Hosts, is_here
+
+__all__ = ["SshHosts", "ssh_command"]
+
+#: Seconds between two requests for an answer.
+_ALIVE = 30
+#: Seconds that ssh gets to connect.
+_CONNECT = 20
+
+#: What ssh says → what it means, and what to do; ``{host}`` is the host's name.
+_ADVICE = {
+    "Host key verification failed": (
+        "its host key is not known here, or is another one than before: run "
+        "`ssh {host}` in a terminal once, and compare the key that it shows"
+    ),
+    "Permission denied": (
+        "it lets nobody in without a password: `ssh -o BatchMode=yes {host} true` has "
+        "to work in a terminal; `ssh-copy-id {host}` makes it so, or `ssh-add` where "
+        "the key has a passphrase"
+    ),
+    "Could not resolve hostname": (
+        "its name is not known here: name it by its address, or in ~/.ssh/config"
+    ),
+    "Connection refused": "no sshd listens there: start it, or name another port for "
+    "{host} in ~/.ssh/config",
+    "Connection timed out": "nothing answers there: is it on, and does a firewall "
+    "between the hosts let ssh through?",
+    "No route to host": "no network leads there from this host",
+    "Network is unreachable": "no network leads there from this host",
+}
+
+
+def ssh_command(name: str, python: str, folder: str) -> list[str]:
+    """Return the command that runs a fork server on the host `name`.
+
+    It asks no question: a password, or the key of a host that is not known, is an
+    error. `folder` is the working directory where the host has it, else it is home.
+    """
+    home = python.startswith("~/")
+    quoted = f'"$HOME"/{shlex.quote(python[2:])}' if home else shlex.quote(python)
+    script = (
+        f"cd {shlex.quote(folder)} 2>/dev/null; "
+        f"exec {quoted} -m {fork_servers.MODULE} describe"
+    )
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": _CONNECT,
+        "ServerAliveInterval": _ALIVE,
+        "ServerAliveCountMax": LOST_AFTER // _ALIVE,
+        # A shared connection would outlive the ranks; the notebook needs no forwarding.
+        "ControlMaster": "no",
+        "ClearAllForwardings": "yes",
+        "RemoteCommand": "none",
+    }
+    chosen = [f"-o{key}={value}" for key, value in options.items()]
+    return ["ssh", "-T", *chosen, "--", name, f"exec sh -c {shlex.quote(script)}"]
+
+
+class SshHosts(Hosts):
+    """Hosts with an ssh each; this host needs none."""
+
+    def leash(self, name: str) -> str:
+        """Return what the process is that holds the ranks of a host."""
+        return f"the {'fork server of' if is_here(name) else 'ssh to'} {name}"
+
+    def command(self, name: str) -> list[str]:
+        """Return the command that runs a fork server on the host `name`."""
+        if is_here(name):
+            return [sys.executable, "-m", fork_servers.MODULE, "describe"]
+        if shutil.which("ssh") is None:
+            raise ClusterStartError(
+                f"{name}: there is no ssh on this host: install openssh-client"
+            )
+        return ssh_command(name, self.python, os.getcwd())
+
+    def silent_hosts(self, names: Sequence[str]) -> str:
+        """Return what to do about hosts that have not answered in time."""
+        return (
+            f"does `ssh -o BatchMode=yes {names[0]} true` end in a terminal? "
+            "--start-timeout gives a host longer"
+        )
+
+    def why_refused(self, name: str, server: ForkServer) -> str:
+        """Return why an ssh has ended without an answer."""
+        if server.exit_code != 255:
+            return f"its fork server {server.why}"
+        for words, advice in _ADVICE.items():
+            if words in server.last_output:
+                return f"{advice.format(host=name)}{server.last_lines()}"
+        return f"ssh cannot log in{server.last_lines()}"
+
+    def route_to(self, name: str) -> str:
+        """Return this host's address on the route to a host, as ssh knows it."""
+        try:
+            known = subprocess.run(
+                ["ssh", "-G", "--", name],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_CONNECT,
+            ).stdout
+        except subprocess.TimeoutExpired:
+            # Its configuration runs programs, or asks for names.
+            known = ""
+        words = (line.split(" ", 1) for line in known.splitlines())
+        host = dict(one for one in words if len(one) == 2).get("hostname", name)
+        try:
+            return address_towards(host)
+        except OSError as error:
+            raise ClusterStartError(
+                f"{name}: no route leads there from this host but ssh's own "
+                f"({error.strerror or error}): name the address at which it reaches "
+                "this host with --interface"
+            ) from None

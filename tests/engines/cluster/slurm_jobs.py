@@ -1,0 +1,370 @@
+"""Ranks on the two nodes of a real Slurm, as a notebook starts them: a program.
+
+``unshare --net --uts --mount --ipc python slurm_jobs.py FOLDER``, as `ssh_hosts`, as
+root: the notebook and Slurm's controller are on the first host, and both are nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster, ClusterError
+from tests.engines.cluster import two_hosts
+from tests.engines.cluster.ssh_hosts import PLACE
+from tests.engines.cluster.two_hosts import HERE, SUM, THERE, WAIT, Hosts, tell
+
+#: Debian's packages slurmctld, slurmd, slurm-client and munge.
+DAEMONS = {
+    name: shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    for name in ("munged", "slurmctld", "slurmd", "salloc")
+}
+
+#: Of each node. Jobs that take `MOST` do not fit beside each other, others do.
+CPUS, MOST = 8, 5
+
+CONFIGURATION = """
+ClusterName=tests
+SlurmctldHost=host-a({here})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.sock
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+KillWait=2
+ReturnToService=2
+SchedulerParameters=sched_interval=1
+GresTypes=gpu
+NodeName=host-a NodeAddr={here} CPUs={cpus} Gres=gpu:2 State=UNKNOWN
+NodeName=host-b NodeAddr={there} CPUs={cpus} Gres=gpu:2 State=UNKNOWN
+PartitionName=main Nodes=host-a,host-b Default=YES MaxTime=60 State=UP
+"""
+
+#: A notebook whose ranks run a cell: until their job ends, or it is killed.
+NOTEBOOK = """
+import sys
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster
+with Cluster(slurm=sys.argv[1]) as cluster:
+    cell = cluster.execute("import time\\nwhile True: time.sleep(0.1)")
+    print(cluster.slurm_job.id, *cluster.pids.values(), flush=True)
+    cell.wait(100)
+    print(repr(cluster.status().ranks[0].reason), flush=True)
+"""
+
+#: A notebook within a job.
+INSIDE = """
+from rankscope.engines import Cluster
+with Cluster(slurm=True) as cluster:
+    cluster.execute("import socket; here = socket.gethostname()").result(60)
+    print(cluster.slurm_job.id, *cluster.pull("here").values())
+"""
+
+
+def why_not() -> str:
+    """Return why there can be no such nodes here; empty if there can."""
+    if os.geteuid() != 0:
+        return "needs root, as whom Slurm's daemons start jobs"
+    missing = [name for name, path in DAEMONS.items() if path is None]
+    if missing:
+        return f"needs {', '.join(missing)}: slurmctld, slurmd, slurm-client, munge"
+    return two_hosts.why_not(separate=True)
+
+
+class Slurm:
+    """Its daemons on both hosts, and its commands on this one."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        folder.chmod(0o755)
+        for name in ("state", "spool-host-a", "spool-host-b"):
+            (folder / name).mkdir()
+        (folder / "munge.key").write_bytes(os.urandom(128))
+        (folder / "munge.key").chmod(0o600)
+        names = f"127.0.0.1 localhost\n{HERE} host-a\n{THERE} host-b\n"
+        (folder / "hosts").write_text(names)
+        for where in ((), hosts.there):
+            two_hosts.run(*where, "mount", "--bind", f"{folder}/hosts", "/etc/hosts")
+        values = {"folder": folder, "here": HERE, "there": THERE, "cpus": CPUS}
+        (folder / "slurm.conf").write_text(CONFIGURATION.format(**values))
+        # Files in the place of devices. Without cgroups, which namespaces do not have.
+        for number in range(2):
+            (folder / f"gpu{number}").touch()
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+        os.environ["PATH"] += ":/usr/sbin"
+        self._folder = folder
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        # One munged serves both: its socket is in a folder that they share.
+        paths = {
+            "socket": "munge.sock",
+            "key-file": "munge.key",
+            "pid-file": "munged.pid",
+            "log-file": "munged.log",
+            "seed-file": "munged.seed",
+        }
+        files = [f"--{option}={folder}/{name}" for option, name in paths.items()]
+        self._start("munged", "--foreground", "--force", *files)
+        until((folder / "munge.sock").exists, WAIT, "munged")
+        self._start("slurmctld", "-D")
+        self._start("slurmd", "-D", "-N", "host-a")
+        self._start("slurmd", "-D", "-N", "host-b", where=hosts.there)
+        until(lambda: self.nodes() == ["idle", "idle"], WAIT, "the nodes")
+
+    def _start(self, name: str, *options: str, where: list[str] | None = None) -> None:
+        # It ends with this program, however that ends.
+        leash = ["setpriv", "--pdeathsig", "TERM"]
+        command = [*(where or ()), *leash, str(DAEMONS[name]), *options]
+        with (self._folder / f"{name}.output").open("ab") as output:
+            one = subprocess.Popen(command, stdout=output, stderr=output)
+        self._daemons.append(one)
+
+    @staticmethod
+    def nodes() -> list[str]:
+        """The states of the nodes."""
+        return slurm("sinfo", "-h", "-N", "-o", "%T").split()
+
+    @staticmethod
+    def jobs() -> list[str]:
+        """The jobs that have not ended, with their states."""
+        return slurm("squeue", "-h", "-o", "%i %T").splitlines()
+
+    def close(self) -> None:
+        for one in reversed(self._daemons):
+            one.terminate()
+            one.wait()
+
+
+def slurm(*command: str) -> str:
+    """Run a command of Slurm, and return what it prints."""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@contextlib.contextmanager
+def nothing_stays() -> Iterator[None]:
+    """Check that all processes and jobs end that are started within the block."""
+    here = psutil.Process()
+    before, jobs = set(here.children(recursive=True)), numbers()
+    yield
+    until(lambda: numbers() <= jobs, WAIT, "the end of the jobs")
+    until(lambda: set(here.children(recursive=True)) <= before, WAIT, "the end here")
+
+
+def numbers() -> set[str]:
+    """The numbers of the jobs that have not ended."""
+    return {one.split()[0] for one in Slurm.jobs()}
+
+
+def ranks() -> None:
+    """A start, a restart, an interrupt, and the end."""
+    progress: list[str] = []
+    began = time.monotonic()
+    with nothing_stays():
+        with Cluster(
+            slurm="-N 2 --ntasks-per-node 2 -t 10", progress=progress.append
+        ) as cluster:
+            tell("start", seconds=time.monotonic() - began, progress=progress)
+            cluster.execute(PLACE).result(WAIT)
+            tell("places", ranks=cluster.pull("place"))
+            cluster.execute(SUM.format(n=1000)).result(WAIT)
+            tell("left", text=cluster.status().allocation)
+            restart(cluster)
+            began = time.monotonic()
+        tell("end", seconds=time.monotonic() - began)
+        with Cluster(slurm="-N 2 --gpus-per-node 2 -t 10") as cluster:
+            cluster.execute(PLACE).result(WAIT)
+            places = cluster.pull("place")
+        with Cluster(3, slurm="-N 2 -t 10") as cluster:
+            cluster.execute(PLACE).result(WAIT)
+            blocks = cluster.pull("place")
+        tell("placed", gpus=places, blocks=blocks)
+
+
+def restart(cluster: Cluster) -> None:
+    """Rank 3 dies, and comes back on its own node in the same job."""
+    jobs = Slurm.jobs()
+    cluster.execute("os.kill(os.getpid(), 9)", ranks=[3])
+    until(lambda: cluster.status().dead == [3], WAIT, "the death")
+    reason = cluster.status().ranks[3].reason
+    cluster.restart([3])
+    cluster.rebuild()
+    cluster.execute(SUM.format(n=1000)).result(WAIT)
+    cluster.execute(PLACE).result(WAIT)
+    same = Slurm.jobs() == jobs
+    tell("restart", reason=reason, ranks=cluster.pull("place"), same=same)
+
+
+def refused() -> None:
+    """What cannot work says so before a rank starts, and leaves nothing."""
+    (fake := Path(sys.argv[1], "python-without")).write_text(
+        '#!/bin/sh\necho "$0: No module named rankscope" >&2\nexit 1\n'
+    )
+    fake.chmod(0o755)
+    tried: dict[str, dict[str, Any]] = {
+        "partition": {"slurm": "-p nowhere"},
+        "option": {"slurm": "-N 2 --nodez 2"},
+        "ranks": {"slurm": "-N 2 -t 10", "n": 1},
+        "python": {"slurm": "-N 2 -t 10", "remote_python": "/nowhere/python"},
+        "rankscope": {"slurm": "-N 1 -t 10", "remote_python": str(fake)},
+        "no job": {"slurm": True},
+    }
+    said = {}
+    for what, options in tried.items():
+        with nothing_stays():
+            try:
+                Cluster(**options)
+            except ClusterError as error:
+                said[what] = str(error)
+    tell("refused", said=said)
+
+
+def pending() -> None:
+    """A job that has to wait says why; an interrupt cancels it, and its turn comes."""
+    large = f"-N 2 -n 2 -c {MOST} -t 10"
+    progress: list[str] = []
+
+    def note(text: str) -> None:
+        progress.append(text)
+        if len(progress) == 4:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        elif len(progress) > 4:
+            raise AssertionError(text)
+
+    def turn(text: str) -> None:
+        if "pending" in text:
+            time.sleep(patience)
+            first.stdin.close()
+
+    first = subprocess.Popen(
+        ["salloc", *large.split(), "cat"], stdin=subprocess.PIPE, stderr=-3
+    )
+    assert first.stdin is not None
+    until(lambda: any("RUNNING" in one for one in Slurm.jobs()), WAIT, "the first job")
+    interrupted = False
+    with nothing_stays():
+        try:
+            Cluster(slurm=large, progress=note)
+        except KeyboardInterrupt:
+            interrupted = True
+    patience = 2.0
+    with (
+        nothing_stays(),
+        Cluster(slurm=large, progress=turn, start_timeout=60) as cluster,
+    ):
+        cluster.execute(SUM.replace("10", "3").format(n=10)).result(WAIT)
+    first.wait()
+    tell("pending", interrupted=interrupted, progress=progress)
+
+
+def ended_jobs() -> None:
+    """The ranks of a job that is cancelled, or loses a node, name that."""
+    node = ["scontrol", "update", "nodename=host-b"]
+    said = {
+        "scancel": ended_by("scancel"),
+        "node": ended_by(*node, "state=down", "reason=test"),
+    }
+    slurm(*node, "state=resume")
+    tell("ended", said=said)
+
+
+def ended_by(*command: str) -> dict[str, Any]:
+    """Return what is seen where a command ends the job; scancel gets its number."""
+    with nothing_stays(), Cluster(slurm="-N 2 -t 10") as cluster:
+        assert cluster.slurm_job is not None
+        job = cluster.slurm_job.id
+        cell = cluster.execute("if rank == 0: dist.barrier()")
+        slurm(*command, *([job] if command == ("scancel",) else []))
+        until(lambda: cluster.status().dead == [0, 1], WAIT, "the end")
+        reasons = [one.reason for one in cluster.status().ranks]
+        cell.wait(WAIT)
+        again = ""
+        try:
+            cluster.restart([0])
+        except ClusterError as error:
+            again = str(error)
+        return {
+            "job": job,
+            "reasons": reasons,
+            "errors": [str(one) for one in cell.errors.values()],
+            "text": cluster.status().allocation,
+            "again": again,
+        }
+
+
+def killed() -> None:
+    """The end of a notebook that is killed ends its job."""
+    before = numbers()
+    victim = notebook("-N 2 --ntasks-per-node 2 -t 10")
+    assert victim.stdout is not None
+    _, *pids = victim.stdout.readline().split()
+    processes = [psutil.Process(int(pid)) for pid in pids]
+    began = time.monotonic()
+    victim.kill()
+    victim.communicate()
+    until(
+        lambda: (
+            numbers() <= before and not any(map(psutil.Process.is_running, processes))
+        ),
+        WAIT,
+        "the end of all",
+    )
+    tell("killed", processes=len(pids), seconds=time.monotonic() - began)
+
+
+def inside() -> None:
+    """A notebook in a job takes its nodes, and leaves the job as it was."""
+    ran = slurm(
+        *("salloc", "-N", "2", "--ntasks-per-node", "2", "-t", "10"),
+        *("sh", "-c", 'echo $SLURM_JOB_ID; "$0" -c "$1"; squeue -h -o "%i %T"'),
+        *(sys.executable, INSIDE),
+    )
+    tell("inside", said=ran.splitlines())
+
+
+def notebook(options: str) -> subprocess.Popen[str]:
+    """Start a notebook with ranks of its own job."""
+    command = [sys.executable, "-c", NOTEBOOK, options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+if __name__ == "__main__":
+    hosts = Hosts(separate=True)
+    daemons = Slurm(hosts, Path(sys.argv[1]))
+    try:
+        # Slurm looks for jobs at their time limit every half minute.
+        late = notebook("-N 1 -n 2 -t 10 -w host-a")
+        assert late.stdout is not None
+        job = late.stdout.readline().split()[0]
+        slurm("scontrol", "update", f"jobid={job}", "EndTime=now")
+        for step in (ranks, refused, pending, inside, killed):
+            step()
+        tell("limit", said=late.communicate(timeout=WAIT)[0].strip(), job=job)
+        ended_jobs()
+    finally:
+        daemons.close()
+        hosts.close()

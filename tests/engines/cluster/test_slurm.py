@@ -1,0 +1,124 @@
+"""``slurm=``: ranks on the nodes of a job, with the daemons of a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.engines.cluster import slurm_jobs, two_hosts
+from tests.engines.cluster.test_ssh_hosts import PLACES
+from tests.environment import environment
+
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
+
+
+@pytest.fixture(scope="module")
+def seen(
+    _module_leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What the program saw at each step; it runs once."""
+    if why := slurm_jobs.why_not():
+        pytest.skip(why)
+    ran = subprocess.run(
+        [
+            *two_hosts.UNSHARE,
+            *("--mount", "--ipc", sys.executable, slurm_jobs.__file__),
+            tmp_path_factory.mktemp("slurm"),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    steps = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {one["step"]: one for one in steps}
+
+
+def test_ranks_are_in_the_order_of_their_nodes(seen: dict[str, Any]) -> None:
+    """As many as the job has tasks; else as GPUs; else in blocks."""
+    assert seen["places"]["ranks"] == seen["placed"]["gpus"] == PLACES
+    blocks = [place[:4] for place in seen["placed"]["blocks"].values()]
+    assert blocks == [
+        ["host-a", "0", "0", "2"],
+        ["host-a", "1", "1", "2"],
+        ["host-b", "2", "0", "1"],
+    ]
+
+
+def test_the_time_that_is_left_is_shown(seen: dict[str, Any]) -> None:
+    assert seen["left"]["text"].startswith("Slurm's job ")
+    assert seen["left"]["text"].endswith(": 9 min left")
+
+
+def test_a_restart_is_on_the_own_node_in_the_same_job(seen: dict[str, Any]) -> None:
+    """What kills one rank is not the end of the job."""
+    assert seen["restart"]["reason"].startswith("rank 3 is dead: killed by SIGKILL (")
+    assert seen["restart"]["ranks"] == PLACES
+    assert seen["restart"]["same"]
+
+
+def test_a_pending_job_says_why_and_an_interrupt_cancels_it(
+    seen: dict[str, Any],
+) -> None:
+    """The program looked that nothing stays, and that a job's turn comes."""
+    assert seen["pending"]["interrupted"]
+    assert " is pending for " in seen["pending"]["progress"][-1]
+    assert ": Resources" in seen["pending"]["progress"][-1]
+
+
+def test_a_notebook_in_a_job_takes_its_nodes(seen: dict[str, Any]) -> None:
+    """And leaves it when its ranks end."""
+    job, ranks, after = seen["inside"]["said"]
+    assert ranks == f"{job} host-a host-a host-b host-b"
+    assert after == f"{job} RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("partition", "invalid partition specified: nowhere"),
+        ("option", "salloc: unrecognized option '--nodez'"),
+        ("ranks", "-n 1: the job has 2 nodes, and each has a rank at least"),
+        ("python", "host-b: there is no /nowhere/python there: name the Python that"),
+        ("rankscope", "has no rankscope: install Rankscope"),
+        ("no job", "this process is in no job of Slurm (no SLURM_JOB_ID)"),
+    ],
+)
+def test_what_cannot_work_is_an_error(
+    seen: dict[str, Any], what: str, words: str
+) -> None:
+    """Slurm's own words where it is Slurm that refuses; nothing stays of the start."""
+    assert words in seen["refused"]["said"][what]
+
+
+def test_the_time_limit_is_named_as_the_cause(seen: dict[str, Any]) -> None:
+    why = f"Slurm's job {seen['limit']['job']} ended: time limit"
+    assert seen["limit"]["said"] == repr(f"rank 0 is dead: {why}")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("scancel", "cancelled, as by scancel"), ("node", "node failure")],
+)
+def test_the_end_of_the_job_is_the_cause_of_the_ends_of_ranks(
+    seen: dict[str, Any], what: str, words: str
+) -> None:
+    found = seen["ended"]["said"][what]
+    why = f"Slurm's job {found['job']} ended: {words}"
+    assert found["reasons"] == [f"rank {rank} is dead: {why}" for rank in range(2)]
+    assert found["text"] == why
+    assert why in found["errors"][0]
+    assert why in found["again"]
+
+
+def test_the_job_ends_with_a_notebook_that_is_killed(seen: dict[str, Any]) -> None:
+    assert seen["killed"]["processes"] == 4
+    assert seen["killed"]["seconds"] < 10
