@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope.engines.script.launcher import Launcher, Script
-from rankscope.engines.script.options import add_script
+from rankscope.engines.script.options import JobOptions, add_metrics, add_script
 
 __all__ = ["main"]
 
@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--master-port", type=int, default=0, help="MASTER_PORT (default: a free one)"
     )
+    add_metrics(parser)
     add_script(parser)
     given = parser.parse_args(arguments)
     if given.nproc_per_node < 1:
@@ -93,9 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif not Path(given.script).exists():
         parser.error(f"{given.script}: no such file; for a module: -m {given.script}")
     try:
+        metrics = JobOptions.of(metrics=given.metrics).metrics
+    except ValueError as error:
+        parser.error(str(error))
+    try:
         launcher = Launcher(
             given.nproc_per_node,
-            Script(given.script, given.arguments, given.module),
+            Script(given.script, given.arguments, given.module, metrics),
             restarts=given.max_restarts,
             least=given.min_ranks,
             port=given.master_port,

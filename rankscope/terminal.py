@@ -96,13 +96,16 @@ class Running:
             one.startswith(name) for one in begins
         )
 
-    def attach(self) -> Cluster | Job:
-        """Attach to it; raises `ClusterError` or `TimeoutError`."""
+    def attach(self, attends: bool = True) -> Cluster | Job:
+        """Attach to it; raises `ClusterError` or `TimeoutError`.
+
+        `attends`: a person looks; see `Job.attach`.
+        """
         # Here: their import takes longer than the rest of a command.
         from rankscope.engines import Cluster, Job
 
         if isinstance(self.file, JobFile):
-            return Job.attach(self.file.address, self.file.key)
+            return Job.attach(self.file.address, self.file.key, attends=attends)
         return Cluster.attach(
             connection_file=str(self.file.connection_file),
             attach_timeout=ATTACH_WAIT,
@@ -163,12 +166,14 @@ def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
     server = MetricsServer(cluster, values.port)
     try:
-        name = f"cluster {cluster.cluster_id}"
-        say(f"the metrics of {name} are at {server.address}; Ctrl-C ends them")
+        # In the log of a script, too.
+        say(
+            f"rankscope: the metrics of {cluster.cluster_id} are at {server.address} "
+            "until it ends"
+        )
         sys.stdout.flush()
         while not cluster.closed:
             time.sleep(END_PERIOD)
-        say(f"{name} has ended", file=sys.stderr)
     except KeyboardInterrupt:
         pass
     finally:
@@ -269,7 +274,7 @@ def run(values: argparse.Namespace) -> int:
     try:
         if values.command == "top":
             return _top(found[0], values)
-        with found[0].attach() as cluster:
+        with found[0].attach(values.command != "metrics") as cluster:
             return COMMANDS[values.command](cluster, values)
     except (ClusterError, TimeoutError, OSError, ValueError) as error:
         say(f"rankscope {values.command}: {error}", file=sys.stderr)

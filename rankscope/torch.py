@@ -30,7 +30,7 @@ from rankscope.backends.torch_watch.private.groups import C10D
 from rankscope.backends.torch_watch.rewrapping import rewrap
 from rankscope.backends.torch_watch.watch import TorchWatch
 from rankscope.backends.torch_watch.watch import watch as _watch
-from rankscope.engines.script.options import JobOptions, add_script
+from rankscope.engines.script.options import JobOptions, add_metrics, add_script
 from rankscope.engines.script.publication import Publication
 from rankscope.engines.script.rank_process import end_with_launcher
 from rankscope.hang_reports import AGENT, attendance, begin
@@ -59,6 +59,7 @@ def watch(
     host: str | None = None,
     port: int | None = None,
     allow_abort: bool | None = None,
+    metrics: int | None = None,
 ) -> TorchWatch:
     """Watch the groups of ``torch.distributed`` in this process; return the watch.
 
@@ -80,11 +81,16 @@ def watch(
     allow_abort : bool, optional
         Whether a notebook may abort groups; ``None``: ``RANKSCOPE_ALLOW_ABORT``, or
         else not.
+    metrics : int, optional
+        The port of 127.0.0.1 on rank 0's host at which ``rankscope metrics`` serves
+        what the ranks do to Prometheus, in a process that ends with rank 0; 0: a free
+        one, which it prints. ``None``: ``RANKSCOPE_METRICS``, or else there is none.
 
     Raises
     ------
     ValueError
-        `port` is no port, or ``RANKSCOPE_REPORT_AFTER`` no number of seconds.
+        `port` or `metrics` is no port, there is no prometheus_client for metrics, or
+        ``RANKSCOPE_REPORT_AFTER`` is no number of seconds.
 
     Notes
     -----
@@ -97,11 +103,11 @@ def watch(
     # Torch, and with it the other ranks, may be here already.
     begin(torch=watching)
     if publish and AGENT not in sys.modules:
-        options = JobOptions.of(host, port, allow_abort)
+        options = JobOptions.of(host, port, allow_abort, metrics)
         with _lock:
             if _publication is None:
                 published = _publication = Publication(watching, options)
-                attendance.append(lambda: published.is_watched)
+                attendance.append(lambda: published.is_attended)
     return watching
 
 
@@ -262,12 +268,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=None,
         help="let a notebook abort groups",
     )
+    add_metrics(parser)
     add_script(parser)
     given = parser.parse_args(arguments)
     # srun sets none of the variables by which torch's ranks meet.
     fill_environment()
     try:
-        watch(host=given.host, port=given.port, allow_abort=given.allow_abort)
+        watch(
+            host=given.host,
+            port=given.port,
+            allow_abort=given.allow_abort,
+            metrics=given.metrics,
+        )
     except ValueError as error:
         parser.error(str(error))
     sys.argv = [given.script, *given.arguments]

@@ -43,6 +43,8 @@ class Job(ObservedRanks):
         Its ``HOST:PORT``.
     about : dict
         What the job says of itself.
+    attends : bool, default True
+        As in `attach`.
 
     Examples
     --------
@@ -62,8 +64,14 @@ class Job(ObservedRanks):
     #: Advice about the ranks; there is none.
     advice: ClassVar[str] = ""
 
-    def __init__(self, store: TCPStore, address: str, about: dict[str, Any]) -> None:
-        self._registry = JobRegistry(store, int(about["world_size"]))
+    def __init__(
+        self,
+        store: TCPStore,
+        address: str,
+        about: dict[str, Any],
+        attends: bool = True,
+    ) -> None:
+        self._registry = JobRegistry(store, int(about["world_size"]), attends)
         #: The script as the job was started with it.
         self.script = str(about["script"])
         #: Whether the script lets notebooks abort groups.
@@ -84,6 +92,7 @@ class Job(ObservedRanks):
         key: str | None = None,
         *,
         attach_timeout: float = 10,
+        attends: bool = True,
     ) -> Job:
         """Attach to a job, at the address that its rank 0 printed.
 
@@ -97,6 +106,9 @@ class Job(ObservedRanks):
             else of ``RANKSCOPE_KEY``.
         attach_timeout : float, default 10
             Seconds that the job may take to answer.
+        attends : bool, default True
+            Whether a person looks, who reads why an op hangs: meanwhile the ranks write
+            no report of a hang. A program that collects metrics does not.
 
         Returns
         -------
@@ -118,7 +130,7 @@ class Job(ObservedRanks):
                     f"the job runs Rankscope {about['version']}, this notebook "
                     f"{__version__}: install the same version"
                 )
-            self = cls(store, f"{host}:{port}", about)
+            self = cls(store, f"{host}:{port}", about, attends)
         except DistError as error:
             store.close()
             raise ClusterError(f"{host}:{port} is no job to attach to: {error}") from (

@@ -40,10 +40,14 @@ _NAMED = 3
 
 
 class JobRegistry(RankRegistry):
-    """The `size` ranks behind the channel of a job, which it owns: `store`."""
+    """The `size` ranks behind the channel of a job, which it owns: `store`.
 
-    def __init__(self, store: TCPStore, size: int) -> None:
+    `attends` is that of `PublishStatus`.
+    """
+
+    def __init__(self, store: TCPStore, size: int, attends: bool = True) -> None:
         super().__init__()
+        self._attends = attends
         #: Why the job has ended; ``None`` while it runs.
         self.ended: str | None = None
         self.slots = [RankSlot(rank) for rank in range(size)]
@@ -102,13 +106,16 @@ class JobRegistry(RankRegistry):
 
     def start_status(self, timeout: float) -> None:
         """Have the ranks publish their status, and take what they answer with."""
-        interval = self._interval
-        self._record_all(self.ask(PublishStatus(LEASE, interval), timeout=timeout))
+        self._record_all(self.ask(self._wanted, timeout=timeout))
 
     def _is_of(self, slot: RankSlot, summary: Summary) -> bool:
         """Note the process that has made the summary: it is the rank's."""
         slot.pid, slot.host = summary.pid, summary.host
         return True
+
+    @property
+    def _wanted(self) -> PublishStatus:
+        return PublishStatus(LEASE, self._interval, self._attends)
 
     @property
     def _interval(self) -> float:
@@ -129,7 +136,7 @@ class JobRegistry(RankRegistry):
             try:
                 if read - renewed > RENEWAL:
                     renewed = read
-                    self.post(PublishStatus(LEASE, self._interval))
+                    self.post(self._wanted)
                 self._read()
             except DistError as error:
                 if self._closed.is_set():

@@ -44,11 +44,14 @@ class Script:
     name: str
     arguments: Sequence[str] = ()
     is_module: bool = False
+    #: The port for the metrics of the job, if they are to be served.
+    metrics: int | None = None
 
     def command(self) -> list[str]:
         """Return the command line of a rank."""
         module = ["-m"] if self.is_module else []
-        run = [sys.executable, "-m", "rankscope.torch", *module]
+        metrics = [] if self.metrics is None else ["--metrics", str(self.metrics)]
+        run = [sys.executable, "-m", "rankscope.torch", *metrics, *module]
         return [*run, "--", self.name, *self.arguments]
 
 

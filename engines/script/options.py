@@ -1,4 +1,4 @@
-"""JobOptions: where a script's job listens, and what a notebook may do.
+"""JobOptions: where a script's job listens, what a notebook may do, and its metrics.
 
 And the arguments of commands that name a script.
 """
@@ -11,7 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["JobOptions", "add_script"]
+from .metrics_process import why_not
+
+__all__ = ["JobOptions", "add_metrics", "add_script"]
 
 #: Values of a variable that mean no.
 _NO = ("", "0", "false", "no", "off")
@@ -27,6 +29,8 @@ class JobOptions:
     port: int = 0
     #: Whether a notebook may abort groups.
     allow_abort: bool = False
+    #: The port of 127.0.0.1 on rank 0's host at which its metrics are served.
+    metrics: int | None = None
 
     @classmethod
     def of(
@@ -34,20 +38,19 @@ class JobOptions:
         host: str | None = None,
         port: int | None = None,
         allow_abort: bool | None = None,
+        metrics: int | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> JobOptions:
         """Return the options given, or else those of the environment.
 
-        ``RANKSCOPE_HOST``, ``RANKSCOPE_PORT`` and ``RANKSCOPE_ALLOW_ABORT``. Raises
-        `ValueError` for a port that is none, and for an address that is no host's.
+        ``RANKSCOPE_HOST``, ``RANKSCOPE_PORT``, ``RANKSCOPE_ALLOW_ABORT`` and
+        ``RANKSCOPE_METRICS``. Raises `ValueError` for a port that is none, for an
+        address that is no host's, and for metrics without prometheus_client.
         """
-        if port is None:
-            text = env.get("RANKSCOPE_PORT") or "0"
-            if not text.isdecimal():
-                raise ValueError(f"RANKSCOPE_PORT={text}: expected a port, 0-65535")
-            port = int(text)
-        if not 0 <= port <= 65535:
-            raise ValueError(f"port={port}: expected a port, 0-65535")
+        port = _port("port", port, env) or 0
+        metrics = _port("metrics", metrics, env)
+        if metrics is not None and (why := why_not()):
+            raise ValueError(f"metrics={metrics}: {why}")
         if allow_abort is None:
             allow_abort = env.get("RANKSCOPE_ALLOW_ABORT", "").lower() not in _NO
         name = "RANKSCOPE_HOST" if host is None else "host"
@@ -57,7 +60,21 @@ class JobOptions:
                 f"{name}={host} stands for all addresses of a host; expected the one "
                 "of rank 0's host at which the other ranks and notebooks reach it"
             )
-        return cls(host, port, allow_abort)
+        return cls(host, port, allow_abort, metrics)
+
+
+def _port(name: str, given: int | None, env: Mapping[str, str]) -> int | None:
+    """Return the port given, or that of the variable ``RANKSCOPE_…`` if it is set."""
+    said, text = f"{name}={given}", str(given)
+    if given is None:
+        variable = f"RANKSCOPE_{name.upper()}"
+        text = env.get(variable, "")
+        said = f"{variable}={text}"
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError(f"{said}: expected a port, 0-65535")
+    return int(text)
 
 
 def _is_unspecified(host: str) -> bool:
@@ -65,6 +82,17 @@ def _is_unspecified(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a name
         return False
+
+
+def add_metrics(parser: argparse.ArgumentParser) -> None:
+    """Add ``--metrics``."""
+    parser.add_argument(
+        "--metrics",
+        type=int,
+        metavar="PORT",
+        help="serve what the ranks do to Prometheus, at 127.0.0.1:PORT on rank 0's "
+        "host (0: a free port, which is printed); needs prometheus_client",
+    )
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,7 @@ from ..wire.requests import handlers_of
 from ..wire.summaries import SummaryWriter
 from .abort_relay import AbortRelay
 from .meeting import Channel, meet
+from .metrics_process import MetricsProcess
 from .options import JobOptions
 
 __all__ = ["Publication"]
@@ -69,6 +70,7 @@ class Publication:
         self._torch = torch
         self._channel: Channel | None = None
         self._relay: AbortRelay | None = None
+        self._metrics: MetricsProcess | None = None
         self._began = time.monotonic()
         self._summary = SummaryWriter(_location, self._status).write
         self._answered: deque[str] = deque()
@@ -80,6 +82,7 @@ class Publication:
         # The end of the present lease (`time.monotonic`), and the least pause.
         self._until = 0.0
         self._interval = 0.0
+        self._attended_until = 0.0
         self._process = os.getpid()
         service = RankService(
             self._summary,
@@ -96,9 +99,9 @@ class Publication:
         atexit.register(self.end)
 
     @property
-    def is_watched(self) -> bool:
-        """Whether a notebook, or a terminal, looks at the job just now."""
-        return time.monotonic() < self._until
+    def is_attended(self) -> bool:
+        """Whether a person looks at the job just now, in a notebook or a terminal."""
+        return time.monotonic() < self._attended_until
 
     @property
     def address(self) -> str | None:
@@ -157,6 +160,10 @@ class Publication:
         job_files()
         try:
             channel.file.write()
+            if self.options.metrics is not None:
+                self._metrics = MetricsProcess(
+                    channel.file.address, self.options.metrics
+                )
         except OSError as error:
             _log.warning("the job's file %s: %s", channel.file.path, error)
         before_termination.append(channel.file.remove)
@@ -238,7 +245,10 @@ class Publication:
         self, wanted: requests.PublishStatus
     ) -> requests.EncodedSummary:
         self._interval = wanted.interval
-        self._until = max(self._until, time.monotonic() + wanted.lease)
+        until = time.monotonic() + wanted.lease
+        self._until = max(self._until, until)
+        if wanted.attends:
+            self._attended_until = max(self._attended_until, until)
         self._wake.set()
         return self._summary()
 
@@ -263,6 +273,8 @@ class Publication:
         try:
             if channel.file is not None:
                 channel.file.remove()
+            if self._metrics is not None:
+                self._metrics.close()
             if self._relay is not None:
                 self._relay.close()
             channel.store.set(

@@ -351,11 +351,13 @@ class PublishStatus(Request[EncodedSummary]):
     """Publish status for the next `lease` seconds; return the summary.
 
     For the ranks of a script; those of a cluster have `Subscribe`. Two messages are
-    `interval` seconds apart at least.
+    `interval` seconds apart at least. `attends`: a person looks, who reads a verdict
+    where nobody needs a report of a hang.
     """
 
     lease: float
     interval: float
+    attends: bool = True
 
 
 class Rebuild(Request[EncodedSummary]):

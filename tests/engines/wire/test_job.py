@@ -227,10 +227,16 @@ def test_the_options_are_those_given_or_of_the_environment() -> None:
         "RANKSCOPE_HOST": "10.0.0.1",
         "RANKSCOPE_PORT": "29400",
         "RANKSCOPE_ALLOW_ABORT": "1",
+        "RANKSCOPE_METRICS": "9464",
     }
-    assert JobOptions.of(env=env) == JobOptions("10.0.0.1", 29400, True)
-    assert JobOptions.of("::1", 1, False, env=env) == JobOptions("::1", 1, False)
-    for given in ({"port": 70000}, {"env": {"RANKSCOPE_PORT": "http"}}):
+    assert JobOptions.of(env=env) == JobOptions("10.0.0.1", 29400, True, 9464)
+    assert JobOptions.of("::1", 1, False, 0, env) == JobOptions("::1", 1, False, 0)
+    for given in (
+        {"port": 70000},
+        {"metrics": -1},
+        {"env": {"RANKSCOPE_PORT": "http"}},
+        {"env": {"RANKSCOPE_METRICS": "yes"}},
+    ):
         with pytest.raises(ValueError, match="expected a port"):
             JobOptions.of(**given)
     with pytest.raises(ValueError, match="^host=:: stands for all addresses of a host"):

@@ -1,0 +1,43 @@
+"""MetricsProcess: ``rankscope metrics`` beside rank 0, until its job ends.
+
+In a process of its own: a scrape takes no time of the script, and no lock of it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+from rankscope.backends.install import pip_install, with_extra
+
+__all__ = ["MetricsProcess", "why_not"]
+
+
+def why_not() -> str:
+    """Return why no metrics can be served here; empty if they can."""
+    if find_spec("prometheus_client") is None:
+        install = pip_install(with_extra("metrics"))
+        return f"the metrics are written by prometheus_client: {install}"
+    return ""
+
+
+class MetricsProcess:
+    """Serves the metrics of the job at `address` at `port`, until `close`.
+
+    It finds the job by its file, and says at the standard error where the metrics are,
+    or why they are not. It ends by itself where this process is killed.
+    """
+
+    def __init__(self, address: str, port: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rankscope", "metrics", address, "-p", str(port)],
+            stdin=subprocess.DEVNULL,
+            # The standard output is the script's.
+            stdout=2,
+        )
+
+    def close(self) -> None:
+        """End it: it has nothing to finish."""
+        self._process.kill()
+        self._process.wait()
