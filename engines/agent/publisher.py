@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -93,12 +94,13 @@ class StatusPublisher:
         time.sleep(LAST)
 
     def _run(self) -> None:
-        issued = recorder.count
+        issued, due = recorder.count, math.inf
         while True:
-            self._changed.wait(HEARTBEAT)
+            pause = min(HEARTBEAT, due - time.monotonic())
+            self._changed.wait(max(0.0, pause))
             self._changed.clear()
             try:
-                self._publish(time.monotonic())
+                due = self._publish(time.monotonic())
             except Exception:
                 # This message is lost; the thread goes on.
                 self._kernel.log.exception("the rank's status was not published")
@@ -106,12 +108,18 @@ class StatusPublisher:
             steady = issued - before >= STEADY_OPS
             time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
 
-    def _publish(self, now: float, last: bool = False) -> None:
-        """Publish to those whose turn it is; to all if it is the `last` time."""
+    def _publish(self, now: float, last: bool = False) -> float:
+        """Publish to those whose turn it is; to all if it is the `last` time.
+
+        Return when it is the turn of the first of the others.
+        """
+        due = math.inf
         for msg_id, one in list(self.subscriptions.items()):
             if now > one.until:
                 self.subscriptions.pop(msg_id, None)
-            elif last or now - one.sent_at >= one.interval:
+            elif not last and now - one.sent_at < one.interval:
+                due = min(due, one.sent_at + one.interval)
+            else:
                 one.sent_at = now
                 private.publish(
                     self._kernel,
@@ -119,3 +127,4 @@ class StatusPublisher:
                     {"summary": self._summary()},
                     one.header,
                 )
+        return due

@@ -25,7 +25,7 @@ from .processes import is_stopped
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot, describe_exit
 
-__all__ = ["EngineRegistry"]
+__all__ = ["EngineRegistry", "interval_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,16 @@ EXIT_CODE_WAIT = 0.3
 #: Seconds that the engines get to take note that a client detaches.
 DETACH_WAIT = 0.5
 
+#: Seconds between two statuses of a rank for each rank there is, as each takes time
+#: here; at most, so that no rank counts as silent.
+RANK_INTERVAL, MOST_INTERVAL = 0.002, 1.0
+
 OnDeath = Callable[[RankSlot], None]
+
+
+def interval_of(ranks: int) -> float:
+    """Return the seconds between two statuses of a rank, where there are `ranks`."""
+    return min(MOST_INTERVAL, RANK_INTERVAL * ranks)
 
 
 class EngineRegistry(RankRegistry):
@@ -328,7 +337,8 @@ class EngineRegistry(RankRegistry):
 
     def start_status(self, ranks: Iterable[int] | None = None) -> None:
         """Have the agents of `ranks` publish their status to this client."""
-        wanted = Subscribe(self._header, self.status_interval)
+        interval = max(self.status_interval, interval_of(len(self.slots)))
+        wanted = Subscribe(self._header, interval)
         self._record_all(self.ask(wanted, ranks))
 
     def refresh(self, older_than: float, timeout: float) -> None:

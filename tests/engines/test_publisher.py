@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from rankscope.engines.agent import publisher
-from rankscope.engines.agent.publisher import LEASE, StatusPublisher
+from rankscope.engines.agent.publisher import (
+    HEARTBEAT,
+    LEASE,
+    MIN_INTERVAL,
+    StatusPublisher,
+)
+from rankscope.engines.cluster.registry import interval_of
 from rankscope.engines.wire.requests import Subscribe, Unsubscribe
+from rankscope.widgets.board.model import LATE
+from rankscope.widgets.board.rows import SILENT
 
 
 class Clock:
@@ -62,12 +70,21 @@ def test_each_gets_it_as_often_as_it_wants(
         clock.now += 0.125
     assert sent.count("board") == 20
     assert sent.count("top") == 3
+    # A change is not forgotten: the thread looks again when it is the next one's turn.
+    assert published._publish(clock.now) == clock.now + 0.5
     # A renewal does not send it earlier, and the last one waits for no turn.
     subscribe(published, "top", 1.0)
     published._publish(clock.now)
     assert sent.count("top") == 3
     published._publish(clock.now, last=True)
     assert sent.count("top") == 4
+
+
+def test_many_ranks_send_less_often_and_none_counts_as_silent() -> None:
+    assert interval_of(32) < MIN_INTERVAL
+    assert interval_of(256) == pytest.approx(0.512)
+    # A late message is no missing heartbeat.
+    assert interval_of(1024) == HEARTBEAT < LATE < SILENT
 
 
 def test_a_subscription_ends_by_itself_or_on_request(

@@ -112,10 +112,10 @@ def _likeness(row: Cells) -> tuple[int, tuple[Any, ...]]:
         return 1, (state,)
     if verdict:
         return 2, (verdict, op, seq, line)
-    if mood == "warning" or lag:
-        return 1, (state, op, seq, lag)
     if row.get("awaited"):
         return 1, ("late",)
+    if mood == "warning" or lag:
+        return 1, (state, op, seq, lag)
     if mood in ("working", "busy"):
         return 3, (row.get("cell"),)
     return 4, (state, row.get("failed"))

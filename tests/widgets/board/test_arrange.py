@@ -65,6 +65,8 @@ def test_ranks_that_go_on_stay_in_one_row_whatever_they_are_in() -> None:
     other: Cells = {**moving, "state": "in cell 7", "mood": "busy"}
     assert shown(rows(64, moving, {3: {**moving, "seq": "#9"}, 4: other})) == ["▸64"]
     assert shown(rows(64, moving, {9: {**moving, "awaited": 1}})) == ["9", "▸63"]
+    behind: Cells = {**moving, "lag": 2}
+    assert shown(rows(64, behind, {9: {**behind, "awaited": 1}})) == ["▸63", "9"]
     dead: Cells = {"state": "dead", "mood": "error"}
     there = rows(64, moving, {5: {**moving, "lag": 3}, 6: dead})
     assert shown(there) == ["5", "6", "▸62"]

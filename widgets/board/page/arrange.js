@@ -63,8 +63,8 @@ function likeness({ blame, verdict, state, mood, op, seq, line, lag, awaited, ce
   if (blame) return [0, verdict, state, op, seq, line];
   if (mood === "error" && state !== "aborted") return [1, state];
   if (verdict) return [2, verdict, op, seq, line];
-  if (mood === "warning" || lag) return [1, state, op, seq, lag];
   if (awaited) return [1, "late"];
+  if (mood === "warning" || lag) return [1, state, op, seq, lag];
   if (mood === "working" || mood === "busy") return [3, cell];
   return [4, state, failed];
 }

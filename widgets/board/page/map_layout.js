@@ -8,6 +8,9 @@ const SMALL = { pitch: 12, height: 12 };
 const NUMBERED = 128; // ranks up to which squares have numbers
 const BETWEEN = 16; // px between two lines of ranks beside each other
 
+/** What it means that a cell is empty, where it is known: such a rank is never late. */
+const NEVER = { late: ({ waits }) => waits && "0%" };
+
 /** By what the squares are coloured, as [key of a cell, title]; "state" is of all ranks. */
 export const SCALES = [
   ["lag", "lag"], ["memory", "memory"], ["gpu_memory", "GPU memory"], ["cpu", "CPU"],
@@ -145,8 +148,7 @@ export function scalesOf(rows) {
 export function scaleOf(rows, key) {
   const found = [];
   for (const [rank, cells] of rows) {
-    // Those who are not behind have no lag.
-    const text = key === "lag" ? `${cells.lag ?? 0}` : cells[key];
+    const text = key === "lag" ? `${cells.lag ?? 0}` : (cells[key] ?? NEVER[key]?.(cells));
     const value = text === undefined ? undefined : valueOf(key, rank, { [key]: text });
     if (typeof value === "number") found.push({ rank, value, text });
   }

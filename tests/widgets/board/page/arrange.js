@@ -32,6 +32,8 @@ test("ranks that go on stay in one row whatever they are in", () => {
   const others = { 3: { ...moving, seq: "#9" }, 4: { ...moving, state: "in cell 7", mood: "busy" } };
   equal(shown(rowsOf(64, { ...moving, seq: "#8" }, others)), ["▸64"]);
   equal(shown(rowsOf(64, moving, { 9: { ...moving, awaited: 1 } })), ["9", "▸63"]);
+  const behind = { ...moving, lag: 2 };
+  equal(shown(rowsOf(64, behind, { 9: { ...behind, awaited: 1 } })), ["▸63", "9"]);
   equal(shown(rowsOf(64, moving, { 5: { ...moving, lag: 3 }, 6: { state: "dead", mood: "error" } })), ["5", "6", "▸62"]);
 });
 

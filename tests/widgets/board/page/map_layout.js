@@ -99,4 +99,6 @@ test("a scale goes from the lowest value to the highest", () => {
   equal(scalesOf(rows), [["memory", "memory"]]);
   equal(scaleOf(new Map([[0, {}], [1, { lag: 3 }]]), "lag").parts, new Map([[0, 0], [1, 1]]));
   equal(scaleOf(new Map([[0, {}]]), "memory").parts, new Map());
+  const late = new Map([[0, { waits: "76%" }], [1, { waits: "0%", late: "90% · 8 ms" }], [2, {}]]);
+  equal(scaleOf(late, "late"), { parts: new Map([[0, 0], [1, 1]]), least: "0%", most: "90% · 8 ms" });
 });
