@@ -179,5 +179,7 @@ def explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation |
             if key != spec.key:
                 groups[key] = max(groups.get(key, 0), record["generation"])
     verdicts = diagnose(groups, views, stall=0.0)
+    # A rank that did not answer may have left: no cause where nobody waits for it.
+    verdicts = [one for one in verdicts if one.op] or verdicts
     text, culprits = in_one(verdicts)
     return Explanation(text, culprits) if text else None

@@ -265,6 +265,9 @@ class Evidence:
     may_lack_hosts: bool = False
     #: The ranks that have written their records, which cannot be read.
     unread: frozenset[int] = frozenset()
+    #: Whether the job has come to its end: a young op hangs, too, if a rank is not in
+    #: it that will not come.
+    final: bool = False
 
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""

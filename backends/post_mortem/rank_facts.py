@@ -7,6 +7,7 @@ beside them, in forms that others write, too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,15 @@ from .evidence_file import RawFile, UnreadableError
 from .tracebacks import Raised, evidence_of
 from .user_frames import MOST, Frame
 
-__all__ = ["FORM", "TITLE", "FactsReader", "Rendezvous", "ResultReader", "absences"]
+__all__ = [
+    "FORM",
+    "TITLE",
+    "FactsReader",
+    "Rendezvous",
+    "ResultReader",
+    "absences",
+    "ended_with_store",
+]
 
 #: The first key of a file of facts; its value is the version of the form.
 FORM = "rankscope_hang_report"
@@ -36,6 +45,11 @@ _RESULTS = (
     b"<!doctype html>",
 )
 _PAGE_TITLE = b"<title>Rankscope report"
+#: What an error of ours says where the process that serves the store has ended.
+_STORE_LOST = re.compile(
+    r"the connection to the store at \S+ was lost: the process of rank (\d{1,6}) ended"
+    r"|rank (\d{1,6}) left group .{1,200}: its process, which serves the store, ends"
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class FactsReader:
         self.rendezvous: dict[int, Rendezvous] = {}
         #: Ranks that run and are not seen → why not.
         self.unseen: dict[int, str] = {}
+        #: Ranks that ended because they lost the store → the rank that served it.
+        self.store_lost: dict[int, int] = {}
         self.world_size: int | None = None
         #: The job has come to its end: the youngest op in flight hangs, too.
         self.final = False
@@ -93,7 +109,10 @@ class FactsReader:
         if isinstance(unseen, str):
             self.unseen[rank] = unseen[:300]
         found = RankEvidence(rank, source=file.path)
-        raised = _raised(facts.get("exception"))
+        exception = facts.get("exception")
+        raised = _raised(exception)
+        if raised is not None and (lost := _STORE_LOST.search(exception["text"])):
+            self.store_lost[rank] = int(lost[1] or lost[2])
         if raised is not None:
             found = evidence_of(rank, [raised], file.path)
             if facts.get("has_ended") is False:
@@ -129,6 +148,27 @@ class ResultReader:
     def read(self, file: RawFile) -> list[RankEvidence]:
         """Return nothing: it tells what its neighbours tell."""
         return []
+
+
+def ended_with_store(lost: Mapping[int, int], evidence: Evidence) -> Verdict | None:
+    """Return that a rank left the program, and with it the store that others need."""
+    found = {one for one in lost.values() if evidence.rank(one).has_left}
+    if len(found) != 1:
+        return None
+    (server,) = found
+    ranks = tuple(sorted(lost))
+    size = evidence.world_size or max([server, *ranks]) + 1
+    verb = "needs" if len(ranks) == 1 else "need"
+    return Verdict(
+        Fault.MISSING_RANKS,
+        GroupKey("default_pg", tuple(range(size))),
+        (server,),
+        ranks,
+        "",
+        0,
+        f"rank {server} has left the program, and with it the store, which "
+        f"{name_ranks(ranks)} still {verb}",
+    )
 
 
 def absences(

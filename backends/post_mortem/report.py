@@ -163,13 +163,11 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     recorded, groups, world_size = evidence_of_dumps(by_rank)
     told, world_size = texts.evidence(groups, world_size)
     files.update(texts.files())
-    if texts.final:
-        # No op is too young to hang.
-        recorded = [replace(one, read_ns=None) for one in recorded]
     evidence = combine([*recorded, *told], world_size, groups)
     evidence = replace(
         evidence,
         may_lack_hosts=texts.has_facts,
+        final=texts.final,
         unread=frozenset(
             next((one for one in named if one not in by_rank), -1) for named in unread
         ),

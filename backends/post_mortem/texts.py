@@ -15,7 +15,7 @@ from ..rank_sets import name_ranks
 from .evidence_file import EvidenceFile, RawFile, Reader, UnreadableError
 from .log import KIND, Log, looks_like_log, read_log
 from .log_groups import LogGroups
-from .rank_facts import FactsReader, ResultReader, absences
+from .rank_facts import FactsReader, ResultReader, absences, ended_with_store
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
 from .torchelastic import ErrorFileReader
@@ -169,6 +169,9 @@ class Texts:
         missing_ones = absences(self._facts.rendezvous, evidence, self._facts.unseen)
         if missing_ones is not None:
             return missing_ones
+        without_store = ended_with_store(self._facts.store_lost, evidence)
+        if without_store is not None:
+            return without_store
         logs = self._logs.values()
         awaited = {rank for log in logs for rank in log.awaited()}
         unplaced = [one for log in logs for one in log.unplaced() if one.is_consequence]

@@ -71,7 +71,11 @@ class Picture:
         read = self.evidence.ranks[wait.rank].read_ns
         if read is None or wait.op is None:
             return False
+        if self.evidence.final and not wait.is_full:
+            return False
         begun = wait.op.started_ns or wait.op.created_ns
+        # One that has timed out is as old as it can be.
+        stall = min(stall, 0.9 * (wait.op.timeout or stall))
         return begun is not None and read - begun < stall * 1e9
 
     def rank(self, rank: int) -> RankEvidence:

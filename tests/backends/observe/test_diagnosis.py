@@ -17,8 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends import DistAbortedError, OpType, ReduceOp, Work, WorkState
+from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import completed_unlike, diagnose, failed_last
+from rankscope.backends.groups.spec import GroupSpec
+from rankscope.backends.observe.diagnosis import (
+    completed_unlike,
+    diagnose,
+    explain,
+    failed_last,
+)
 from rankscope.backends.observe.live_evidence import live_evidence
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
@@ -141,6 +148,37 @@ def test_the_op_whose_error_ended_a_cell_is_found_in_the_records(
     (group,) = evidence.groups
     found = [evidence.rank(rank).failed_in for rank in range(4)]
     assert found == [group, None, None, None]
+
+
+def test_a_rank_that_has_left_is_no_cause_of_an_op_that_does_not_need_it(
+    ranks: list[Simulated],
+) -> None:
+    """It does not answer, and neither does one that is stopped."""
+    spec = GroupSpec("default", range(4), 3, BackendConfig("cpu:tcp"), 3.0)
+    ranks[3].issue(OpType.RECV, 8, peer=0)
+
+    def answers(*silent: int) -> dict[int, dict[str, Any] | None]:
+        members = {spec.key.id: list(spec.ranks)}
+        found: dict[int, dict[str, Any] | None] = dict.fromkeys(silent)
+        for one in ranks:
+            if one.rank not in silent:
+                view = one.view()
+                found[one.rank] = {
+                    "records": list(view.records),
+                    "now_ns": view.now_ns,
+                    "groups": members,
+                    "location": "train.py:5",
+                }
+        return found
+
+    left = explain(spec, 0, answers(1, 2))
+    assert left is not None
+    assert left.culprits == (0,)
+    assert "answered" not in left.text
+    stopped = explain(spec, 0, answers(0))
+    assert stopped is not None
+    assert stopped.culprits == (0,)
+    assert "rank 0 has not answered for 0.9 s" in stopped.text
 
 
 def test_a_rank_that_is_busy_is_named_with_where(ranks: list[Simulated]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankscope.backends.observe.verdicts import Fault
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.post_mortem.rank_facts import FORM
 from rankscope.backends.post_mortem.report import Report, examine
 from tests.backends.post_mortem.dumps import Rank, write
@@ -114,6 +115,43 @@ def test_who_is_on_a_host_that_was_not_read_is_not_blamed(tmp_path: Path) -> Non
     # Its host was read, and it could not write: its GIL is held.
     (verdict,) = report_of(tmp_path, *map(facts, range(4))).verdicts
     assert verdict.culprits == (3,)
+
+
+LOST = (
+    "DistAbortedError: all_reduce #3 of group 'default': the group was aborted: the "
+    "connection to the store at node1:29500 was lost: the process of rank 0 ended, or "
+    "the network failed"
+)
+LEFT = "DistAbortedError: rank 0 left group 'rows': its process, which serves the store"
+
+
+@pytest.mark.parametrize("said", [LOST, f"{LEFT}, ends; shrink_group() makes a group"])
+def test_an_op_that_the_end_of_the_store_cut_off_does_not_hang(
+    tmp_path: Path, said: str
+) -> None:
+    ranks = [Rank(rank, {"rows": (1, 2, 3)}) for rank in (1, 2, 3)]
+    for one in ranks:
+        one.issue(group="rows")
+        one.issue(group="rows", line=31, done=False)
+    write(tmp_path, ranks)
+    lost = {"text": said, "frames": [["/job/train.py", 31, "main"]]}
+    found = [facts(0, has_left=True, final=True)]
+    found += [facts(rank, exception=lost, has_ended=True) for rank in (1, 2)]
+    newest = max(entry["time_created_ns"] for one in ranks for entry in one.entries)
+
+    def verdict(age: float) -> Verdict:
+        for path in tmp_path.iterdir():
+            os.utime(path, ns=(0, newest + int(age * 1e9)))
+        (one,) = report_of(tmp_path, *found).verdicts
+        return one
+
+    young = verdict(0.1)
+    assert (young.fault, young.culprits) == (Fault.MISSING_RANKS, (0,))
+    assert young.waiting == (1, 2)
+    assert str(young) == (
+        "rank 0 has left the program, and with it the store, which ranks 1–2 still need"
+    )
+    assert verdict(3.0).fault is Fault.EXECUTION_HANG
 
 
 @pytest.mark.parametrize(
