@@ -111,7 +111,8 @@ class FactsReader:
         found = RankEvidence(rank, source=file.path)
         exception = facts.get("exception")
         raised = _raised(exception)
-        if raised is not None and (lost := _STORE_LOST.search(exception["text"])):
+        # Where what is kept of the text ends before that.
+        if raised is not None and (lost := _STORE_LOST.search(str(exception))):
             self.store_lost[rank] = int(lost[1] or lost[2])
         if raised is not None:
             found = evidence_of(rank, [raised], file.path)
