@@ -144,9 +144,9 @@ class IssuedOp:
     shown: int | None = None
     #: Whether its library counts it.
     counted: bool = True
-    #: The elements of the array that has one size on all ranks, where its source tells
-    #: which one that is.
-    equal_size: int | None = None
+    #: The elements of the arrays that have the same sizes on all ranks, where its
+    #: source tells which ones those are.
+    equal_sizes: tuple[int, ...] | None = None
     #: What it receives from and sends to each rank of the group, in elements or rows.
     splits: tuple[Sequence[int], Sequence[int]] | None = None
 

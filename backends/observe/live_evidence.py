@@ -139,7 +139,7 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
         ended_ns=record["time_ended_ns"] or None,
         shown=number,
         counted=not record.get("uncounted_id"),
-        equal_size=_equal_size(record),
+        equal_sizes=_equal_sizes(record),
         splits=_splits(record, len(ranks)),
     )
 
@@ -159,11 +159,11 @@ def _arrays(record: Record) -> Arrays:
     return Arrays(size, size, dtypes, dtypes)
 
 
-def _equal_size(record: Record) -> int | None:
-    place = spec_of(record["op"]).same_size
-    if place is None or not record["sizes"]:
+def _equal_sizes(record: Record) -> tuple[int, ...] | None:
+    places = spec_of(record["op"]).same_sizes
+    if places is None:
         return None
-    return prod(record["sizes"][place])
+    return tuple(map(prod, record["sizes"][places])) or None
 
 
 def _splits(record: Record, size: int) -> tuple[Sequence[int], Sequence[int]] | None:

@@ -87,6 +87,9 @@ def _all_but_own_part(ranks: int) -> float:
     return (ranks - 1) / ranks
 
 
+#: Of the arrays of an op, inputs first.
+_FIRST, _LAST = slice(0, 1), slice(-1, None)
+_ALL_BUT_FIRST, _ALL_BUT_LAST = slice(1, None), slice(0, -1)
 _READ, _WRITTEN = Argument.READ, Argument.WRITTEN
 _READ_LIST, _WRITTEN_LIST = Argument.READ_LIST, Argument.WRITTEN_LIST
 
@@ -104,8 +107,9 @@ class OpSpec:
     payload: Callable[[Counts, int], int] = _first
     #: Bus bandwidth over algorithm bandwidth, of the number of ranks (2 at least).
     bus_factor: Callable[[int], float] = _once
-    #: Which of its arrays, inputs first, has one size on all ranks; ``None``: none.
-    same_size: int | None = None
+    #: Which of its arrays, inputs first, have the same sizes on all ranks; ``None``:
+    #: none.
+    same_sizes: slice | None = None
     #: No rank leaves it before every rank has entered.
     joint: bool = False
     #: The backend runs it also where all arrays of this rank are empty: those of the
@@ -182,7 +186,7 @@ class OpType(enum.Enum):
 
     BROADCAST = (
         "broadcast",
-        OpSpec(arguments=(Argument.FROM_ROOT,), same_size=0, measured=True),
+        OpSpec(arguments=(Argument.FROM_ROOT,), same_sizes=_FIRST, measured=True),
     )
     ALL_REDUCE = (
         "all_reduce",
@@ -190,7 +194,7 @@ class OpType(enum.Enum):
             arguments=(Argument.UPDATED,),
             joint=True,
             bus_factor=_reduced_and_spread,
-            same_size=0,
+            same_sizes=_FIRST,
             fused=True,
             measured=True,
             torch_coalesced="allreduce_coalesced",
@@ -198,7 +202,7 @@ class OpType(enum.Enum):
     )
     REDUCE = (
         "reduce",
-        OpSpec(arguments=(Argument.TO_ROOT,), same_size=0, measured=True),
+        OpSpec(arguments=(Argument.TO_ROOT,), same_sizes=_FIRST, measured=True),
     )
     ALL_GATHER = (
         "all_gather",
@@ -208,6 +212,7 @@ class OpType(enum.Enum):
             payload=_first_of_each_rank,
             bus_factor=_all_but_own_part,
             fused=True,
+            same_sizes=_ALL_BUT_FIRST,
             torch_uneven="all_gather_v",
         ),
     )
@@ -218,7 +223,7 @@ class OpType(enum.Enum):
             joint=True,
             payload=_first_of_each_rank,
             bus_factor=_all_but_own_part,
-            same_size=0,
+            same_sizes=_FIRST,
             fused=True,
             measured=True,
             fallback="all_gather",
@@ -232,7 +237,7 @@ class OpType(enum.Enum):
             arguments=(_READ, _WRITTEN_LIST),
             payload=_first_of_each_rank,
             bus_factor=_all_but_own_part,
-            same_size=0,
+            same_sizes=_FIRST,
             measured=True,
         ),
     )
@@ -242,7 +247,7 @@ class OpType(enum.Enum):
             arguments=(_WRITTEN, _READ_LIST),
             payload=_last_of_each_rank,
             bus_factor=_all_but_own_part,
-            same_size=-1,
+            same_sizes=_LAST,
             measured=True,
         ),
     )
@@ -254,6 +259,7 @@ class OpType(enum.Enum):
             payload=_all_but_last,
             bus_factor=_all_but_own_part,
             fallback="all_reduce",
+            same_sizes=_ALL_BUT_LAST,
             torch_uneven="reduce_scatter_v",
         ),
     )
@@ -263,7 +269,7 @@ class OpType(enum.Enum):
             arguments=(_WRITTEN, _READ),
             joint=True,
             bus_factor=_all_but_own_part,
-            same_size=0,
+            same_sizes=_FIRST,
             fused=True,
             measured=True,
             fallback="reduce_scatter",

@@ -62,8 +62,8 @@ def _numel(sizes: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
 
 
 def _size(op: IssuedOp) -> tuple[int, ...] | None:
-    if op.equal_size is not None:
-        return (op.equal_size,)
+    if op.equal_sizes is not None:
+        return op.equal_sizes
     if op.op in _EQUAL_INPUTS:
         return _numel(op.arrays.inputs)
     if op.op in _EQUAL_OUTPUTS:

@@ -536,6 +536,24 @@ def test_a_send_of_another_size_than_its_receive(ranks: list[Simulated]) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "own", "odd"),
+    [(OpType.ALL_GATHER, 0, (4, 4, 4, 9)), (OpType.REDUCE_SCATTER, 4, (9, 9, 9, 9))],
+)
+def test_parts_may_differ_on_a_rank_and_not_between_ranks(
+    ranks: list[Simulated], op: OpType, own: int, odd: tuple[int, ...]
+) -> None:
+    """Of the arrays that a rank has for all ranks, not of the one that is its own."""
+    for one in ranks:
+        parts = [4, 4, 4, 7] if one.rank != 2 else [*odd]
+        parts.insert(own, 7 if one.rank == 3 else 4)
+        one.issue(op, 5, shapes=parts)
+    verdict = only(ranks)
+    assert (verdict.fault, verdict.culprits) == (Fault.SIZE_MISMATCH, (2,))
+    said = "4, 9" if op is OpType.ALL_GATHER else "9"
+    assert f"with {said} elements, ranks 0–1 and 3 with 4, 7 elements" in str(verdict)
+
+
 def test_a_receive_whose_tag_nobody_sends(ranks: list[Simulated]) -> None:
     ranks[0].issue(OpType.SEND, 3, peer=1, tag=1, done=True)
     ranks[1].issue(OpType.RECV, 4, peer=0, tag=1, done=True)

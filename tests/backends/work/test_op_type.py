@@ -91,7 +91,7 @@ def rotate(monkeypatch: pytest.MonkeyPatch) -> OpType:
         arguments=(Argument.WRITTEN, Argument.READ_LIST),
         payload=lambda counts, ranks: 10 * counts[1] + ranks,
         bus_factor=lambda ranks: 7.0 * ranks,
-        same_size=1,
+        same_sizes=slice(1, 2),
         fused=True,
         torch_name="_rotate",
         torch_coalesced="_rotate_many",
