@@ -27,7 +27,7 @@ _ROWS = 64
 #: Groups with a table; the others have a line.
 _GROUPS = 16
 #: Columns that would push the verdict out of sight: `drop` is as high, or higher.
-_DROP = 7
+_DROP = 6
 #: The states of groups that come first.
 _FIRST = ("hung", "aborted", "rank dead", "no answer", "in flight")
 
@@ -104,10 +104,12 @@ def _table(group: Group, now: float) -> str:
     ranks = group.rows()
     items = arrange(ranks, View())
     rows = [shown_item(item, ranks, now) for item in items[:_ROWS]]
+    several = len({row["host"] for row in ranks.values()}) > 1
     columns = [
         column
         for column in COLUMNS
-        if column.drop < _DROP and any(row.texts[column.key] for row in rows)
+        if (column.drop < _DROP or (several and column.key == "host"))
+        and any(row.texts[column.key] for row in rows)
     ]
     left = sum(len(item.ranks) for item in items[_ROWS:])
     more = paragraph_html(f"and {left} more ranks", quiet=True) if left else ""

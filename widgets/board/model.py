@@ -67,6 +67,8 @@ class BoardModel:
         self._heard: dict[int, float] = {}
         self._created = 0
         self._known: dict[GroupKey, Group] = {}
+        # Rank → the groups with a row of it, by their ids.
+        self._groups_of: dict[int, dict[str, Group]] = {}
         self._dirty: set[tuple[str, int]] = set()
         # The state that the pages have received.
         self._sent_rows: dict[str, dict[int, Cells]] = {}
@@ -140,10 +142,11 @@ class BoardModel:
             places = [(self._group(GroupKey(NO_GROUP, ())), None)]
         for group, status in places:
             self._set_row(group, rank, status, now)
-        here = {group.id for group, _ in places}
-        for group in list(self.groups):
-            if group.id not in here and number in group.base:
+        here = {group.id: group for group, _ in places}
+        for key, group in self._groups_of.get(number, {}).items():
+            if key not in here:
                 self._remove_row(group, number)
+        self._groups_of[number] = here
 
     def _group(self, key: GroupKey) -> Group:
         found = self._known.get(key)

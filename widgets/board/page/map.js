@@ -12,8 +12,8 @@ const FROM_OF_MESH = 8; // the same where they are a mesh
 const TALLEST = 240; // px of squares before they scroll
 const SCROLLBAR = 16; // px
 const STATES = [
-  ["calm", "idle"], ["busy", "computes"], ["working", "in an op"], ["warning", "no answer"],
-  ["error", "failed or dead"], ["blamed", "at fault"],
+  ["calm", "idle"], ["busy", "computes"], ["working", "in an op"], ["warning", "silent"],
+  ["error", "aborted, dead, no answer"], ["blamed", "at fault"],
 ];
 // Of colours, as in board.css: text can be read on all of them.
 const STRENGTH = { calm: 0.22, busy: 0.25, working: 0.6, warning: 1, error: 1 };
@@ -133,7 +133,11 @@ export class RankMap {
       pen.fillStyle = { warning: DARK, error: look.ground }[mood] ?? look.text;
       pen.fillText(String(rank), x + wide / 2, y + high / 2 + 0.5);
     }
-    if (cells.blame) this.outline(pen, look.bad, x, y, wide, high, 2);
+    if (cells.blame) {
+      // A gap within the frame: the square may be red, too.
+      this.outline(pen, look.ground, x + 1, y + 1, wide - 2, high - 2, 2);
+      this.outline(pen, look.bad, x, y, wide, high, 2);
+    }
     if (chosen) this.outline(pen, look.text, x, y, wide, high, 2);
   }
 
