@@ -86,7 +86,9 @@ function drawLane(view, look, pen, place) {
     // The next one may begin before this one has ended: it is drawn over it.
     const next = lane.works[index + 1]?.[W.created];
     const free = next === undefined ? right : Math.min(right, Math.max(x, view.xOf(next)));
-    drawBar(view, look, pen, work, x, right, free, top + gap, view.pitch - 2 * gap, now);
+    const isOf = (found) => found?.lane.group === lane.group && sameOp(found.work, work);
+    const frame = isOf(view.chosen) ? 1.5 : isOf(view.pointed) ? 1 : 0;
+    drawBar(view, look, pen, work, x, right, free, top + gap, view.pitch - 2 * gap, now, frame);
   }
   if (view.store.head.dead?.includes(lane.rank)) drawDeath(view, look, pen, lane, place);
 }
@@ -101,8 +103,8 @@ function drawDeath(view, look, pen, lane, place) {
   pen.fillText("dead", Math.round(x) + 7, (place + 0.5) * view.pitch + 0.5);
 }
 
-/** A bar from `x` to `right`, with its label in front of `free`. */
-function drawBar(view, look, pen, work, x, right, free, top, height, now) {
+/** A bar from `x` to `right`, with its label in front of `free`, and a frame of some px. */
+function drawBar(view, look, pen, work, x, right, free, top, height, now, frame) {
   const state = view.words[work[W.state]];
   const bad = state === "failed" || state === "timed_out" || state === "aborted";
   const running = isRunning(work);
@@ -123,11 +125,9 @@ function drawBar(view, look, pen, work, x, right, free, top, height, now) {
     pen.fillRect(x, top, 1, height);
     if (bad) pen.fillRect(right - 2, top, 2, height);
   }
-  const same = view.pointed && sameOp(view.pointed.work, work);
-  const chosen = view.chosen && sameOp(view.chosen.work, work);
-  if (same || chosen) {
+  if (frame > 0) {
     pen.strokeStyle = look.text;
-    pen.lineWidth = chosen ? 1.5 : 1;
+    pen.lineWidth = frame;
     pen.strokeRect(x + 0.5, top + 0.5, Math.max(1, right - x - 1), height - 1);
   }
   if (height >= 11 && free - x > 20) {

@@ -2,6 +2,7 @@
 // median one and the last. Nothing here draws.
 
 import { MANY } from "./arrange.js";
+import { shortRanks } from "./text.js";
 import { W } from "./works.js";
 
 const LEAST = 4; // lanes of a group from which on they are folded
@@ -61,7 +62,7 @@ export function nameOf({ rank, group, part, count, open }, wide) {
   if (!part) return wide ? `${rank} ${group.name}` : `rank ${rank}`;
   if (part === "median") return `  median of ${count}`;
   if (part === "last") return "  last";
-  return `${open ? "▾" : "▸"} ${wide ? group.name : "first"}`;
+  return `${open ? "▾" : "▸"} ${wide ? `${group.name} ${shortRanks(group.ranks)}` : "first"}`;
 }
 
 /** A work with the lane of its rank. */

@@ -1,7 +1,7 @@
 // The tab "all": every rank once, in the op of whatever group it is in. Nothing here
 // draws.
 
-import { nameRanks } from "./text.js";
+import { shortRanks } from "./text.js";
 
 export const ALL = "all";
 
@@ -73,7 +73,7 @@ export function differences(old, cells) {
 
 /** The cells of a group's line in that tab: who is in it, what it does, what is wrong. */
 export function lineOf({ label, ranks, state, verdict }, rows) {
-  return { label, members: membersOf(ranks), state, op: opOf(rows), verdict };
+  return { label, members: shortRanks(ranks), state, op: opOf(rows), verdict };
 }
 
 /** The op that is in flight for longest on any rank, else the last one. */
@@ -87,12 +87,4 @@ function opOf(rows) {
     if (!best || (flies !== flew ? flies : flies ? older(cells) : newer(cells))) best = cells;
   }
   return best ? `${best.op} ${best.seq ?? ""}`.trim() : "";
-}
-
-/** The ranks of a group in a few letters: "0–7", or "1, 5, … 61". */
-function membersOf(ranks) {
-  const step = ranks[1] - ranks[0];
-  const even = ranks.every((rank, place) => rank === ranks[0] + place * step);
-  if (ranks.length > 3 && step > 1 && even) return `${ranks[0]}, ${ranks[1]}, … ${ranks.at(-1)}`;
-  return ranks.length ? nameRanks(ranks).replace(/^ranks? /, "") : "";
 }

@@ -21,6 +21,14 @@ export function nameRanks(ranks) {
   return `rank${ranks.length === 1 ? "" : "s"} ${parts.join(", ")}`;
 }
 
+/** The ranks of a group in a few letters: "0–7", or "1,5…61"; as in the names of tabs. */
+export function shortRanks(ranks) {
+  const step = ranks[1] - ranks[0];
+  const even = ranks.every((rank, place) => rank === ranks[0] + place * step);
+  if (ranks.length > 3 && step !== 1 && even) return `${ranks[0]},${ranks[1]}…${ranks.at(-1)}`;
+  return ranks.length ? nameRanks(ranks).replace(/^ranks? /, "").replaceAll(", ", ",") : "";
+}
+
 /** A duration in ns with three significant digits; as `duration_text`. */
 export function durationText(ns) {
   for (const [unit, size] of [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9]]) {

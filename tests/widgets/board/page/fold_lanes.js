@@ -59,6 +59,6 @@ test("small groups, and those with sends alone, keep their lanes", () => {
 test("lanes have names", () => {
   const [first, median, last] = foldLanes(lanes(32, () => [work(1)]), new Set(), nobody);
   equal([first, median, last].map((one) => nameOf(one, false)), ["▸ first", "  median of 32", "  last"]);
-  equal(nameOf({ ...first, open: true }, true), "▾ default");
+  equal(nameOf({ ...first, open: true }, true), "▾ default 0–31");
   equal([nameOf({ rank: 3, group: DEFAULT }, false), nameOf({ rank: 3, group: DEFAULT }, true)], ["rank 3", "3 default"]);
 });
