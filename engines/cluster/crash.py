@@ -1,11 +1,13 @@
 """Why a rank's library ended the process: its last op, beside those of the others.
 
-gloo calls ``abort`` where the sizes of an op differ between ranks. The end is held up
+gloo calls ``abort`` where the sizes of an op differ between ranks, and writes beside an
+array where its dtype does. The end is held up
 meanwhile (`backends.hang_report.silent`), so that the rank has published the op.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any
 
@@ -18,7 +20,10 @@ from ..wire.requests import GetFlightRecord
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot
 
-__all__ = ["cause_of_crash"]
+__all__ = ["CRASHES", "cause_of_crash"]
+
+#: What ends a process where a library gives up, or has written beside an array.
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 #: Records that are fetched from each rank, and seconds that they may take.
 RECORDS = 200
@@ -35,10 +40,11 @@ def cause_of_crash(registry: RankRegistry, slot: RankSlot) -> str:
 
     Empty where nothing is known to differ.
     """
+    # What an op has written beside its arrays may end the process after the op.
     last = [
-        (group, group.oldest)
+        (group, op)
         for group in slot.summary.groups
-        if group.oldest is not None and group.state == "ready"
+        if (op := group.oldest or group.enqueued) and group.state == "ready"
     ]
     others = {rank for group, _ in last for rank in group.ranks} - {slot.rank}
     if not others:

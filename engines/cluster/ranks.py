@@ -25,7 +25,7 @@ from . import recovery
 from . import variables as variables_
 from .benching import Bench, BenchRequest, BenchRow
 from .cells import CellRunner
-from .crash import cause_of_crash
+from .crash import CRASHES, cause_of_crash
 from .execution import Execution
 from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
@@ -404,7 +404,7 @@ class Ranks(ObservedRanks):
 
     def _died(self, slot: RankSlot) -> None:
         """Handle the death of an engine; runs on an I/O thread and must not wait."""
-        if self._open and slot.exit_code == -signal.SIGABRT:
+        if self._open and -(slot.exit_code or 0) in CRASHES:
             threading.Thread(
                 target=self._explain_death,
                 args=(slot,),

@@ -59,8 +59,13 @@ class Registry:
         return Answers({1: {"records": [*self.records]}} if self.records else {})
 
 
-def cause(oldest: OpStatus | None, *records: dict[str, Any]) -> str:
-    slot = RankSlot(0, summary=Summary(groups=(replace(GROUP, oldest=oldest),)))
+def cause(
+    oldest: OpStatus | None,
+    *records: dict[str, Any],
+    enqueued: OpStatus | None = None,
+) -> str:
+    group = replace(GROUP, oldest=oldest, enqueued=enqueued)
+    slot = RankSlot(0, summary=Summary(groups=(group,)))
     return cause_of_crash(cast(RankRegistry, Registry(*records)), slot)
 
 
@@ -91,3 +96,11 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
     # Of a long list the status has the first ones.
     many = replace(OP, op="all_gather", sizes=((6,),) * 4)
     assert cause(many, record(replace(many, sizes=((5,),) * 9))) == ""
+
+
+def test_the_last_op_may_be_over_before_the_end() -> None:
+    over = replace(OP, state="completed")
+    theirs = record(replace(OP, dtypes=("int64",))) | {"state": "completed"}
+    said = "rank 0 issued all_reduce #3 (cell 7 line 3) with dtype float32, rank 1 "
+    assert cause(None, theirs, enqueued=over) == f"{said}with dtype int64"
+    assert cause(None, record(OP) | {"state": "completed"}, enqueued=over) == ""
