@@ -128,6 +128,10 @@ class GroupStatus:
     oldest: OpStatus | None = None
     #: How many collectives were issued on it in this generation.
     issued: int | None = None
+    #: Seconds from start to end of all its ops that are over, and for which threads
+    #: waited for them, in this generation; ``None`` where it is not known.
+    op_seconds: float | None = None
+    blocked_seconds: float | None = None
     #: The library that made the group, e.g. ``torch``; empty for our own groups.
     library: str = ""
     #: The names of transports, e.g. ``shm,cma`` → the global ranks that this one has
@@ -168,6 +172,8 @@ def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:
         started=OpStatus.issued(status.started),
         completed=OpStatus.done(status.completed),
         issued=status.collective_seq,
+        op_seconds=status.busy_ns / 1e9,
+        blocked_seconds=status.blocked_ns / 1e9,
         in_flight=len(status.in_flight),
         oldest=None
         if oldest is None or record is None

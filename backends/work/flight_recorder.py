@@ -298,6 +298,11 @@ class Record(OpEntry):
                 self.peer = work._result
         else:
             self.error = str(work._exception)
+        if self.started_ns:
+            status.busy_ns += self.ended_ns - self.started_ns
+        # A call that waits from the beginning counts it itself: see `Work.finish`.
+        if self.waited_ns > self.created_ns:
+            status.blocked_ns += self.ended_ns - self.waited_ns
         status.in_flight.pop(self.op_id, None)
         recorder.changed()
 
@@ -379,8 +384,12 @@ class Batch:
 
     def ended(self, work: Work) -> None:
         """Note that `work` is over."""
-        for record in self.records:
+        self.records[0].ended(work)
+        blocked_ns = self.status.blocked_ns
+        for record in self.records[1:]:
             record.ended(work)
+        # One wait, for all of them.
+        self.status.blocked_ns = blocked_ns
 
     def identity(self) -> dict[str, Any]:
         """As `Record.identity`, of the first op."""
@@ -425,6 +434,9 @@ class GroupCounters:
     completed: Record | None = None
     #: The Works in flight by ``op_id``, oldest first.
     in_flight: dict[int, Work] = field(default_factory=dict)
+    #: Ns from start to end of all ops that are over, and in which threads waited.
+    busy_ns: int = 0
+    blocked_ns: int = 0
     #: Whether the caller has observed the abort; see `async_errors`.
     abort_observed: bool = False
 

@@ -442,10 +442,16 @@ class Work:
             if unwaited.active and record and self.op_type is not OpType.SEND:
                 unwaited.note(self, record)
             return self
-        if self.record is not None:
-            # The call has waited from the beginning, in its start too.
-            self.record.waited_ns = self.record.created_ns
+        record = self.record
+        if record is None:
+            self.wait()
+            return None
+        # The call has waited from the beginning, in its start too.
+        record.waited_ns = record.created_ns
         self.wait()
+        if self.completed_ns:
+            # An op of a stream goes on behind its wait.
+            record.status.blocked_ns += self.completed_ns - record.created_ns
         return None
 
     def _note_waited(self) -> None:

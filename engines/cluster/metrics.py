@@ -217,15 +217,31 @@ def _of_groups(status: ClusterStatus, lateness: Lateness) -> Iterator[Metric]:
             lambda one: float(one.state == "aborted"),
         ),
     )
-    ops = CounterMetricFamily(
-        "rankscope_collectives",
-        "Collectives issued since the group was made or rebuilt.",
-        labels=_PER_RANK,
+    counted: tuple[tuple[str, str, str, Callable[[GroupStatus], float | None]], ...] = (
+        ("collectives", "", "Collectives issued.", lambda one: one.issued),
+        (
+            "op",
+            "seconds",
+            "From start to end of all ops; ops at a time add up.",
+            lambda one: one.op_seconds,
+        ),
+        (
+            "blocked",
+            "seconds",
+            "For which threads waited for ops.",
+            lambda one: one.blocked_seconds,
+        ),
     )
-    for names, group in reported:
-        if group.issued is not None:
-            ops.add_metric(names, group.issued)
-    yield ops
+    # They begin anew where the group is rebuilt.
+    for name, unit, about, value_of in counted:
+        counter = CounterMetricFamily(
+            f"rankscope_{name}", about, labels=_PER_RANK, unit=unit
+        )
+        for names, group in reported:
+            value = value_of(group)
+            if value is not None:
+                counter.add_metric(names, value)
+        yield counter
     for name, unit, about, value_of in values:
         family = GaugeMetricFamily(
             f"rankscope_{name}", about, labels=_PER_RANK, unit=unit

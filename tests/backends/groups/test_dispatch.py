@@ -163,6 +163,24 @@ def test_the_recorder_keeps_since_when_the_caller_waits(
     thread.join()
     began, created = waited()
     assert began == created
+    # Their sums: the first op was over before anybody waited for it.
+    polled_entry, *entries = recorder.dump()[-3:]
+    blocked = sum(one["time_ended_ns"] - one["time_waited_ns"] for one in entries)
+    busy = sum(one["duration_ns"] or 0 for one in (polled_entry, *entries))
+    summary = group.summary()
+    assert summary.blocked_seconds == pytest.approx(blocked / 1e9)
+    assert summary.op_seconds == pytest.approx(busy / 1e9)
+
+
+def test_the_wait_for_a_batch_counts_once(group: dist.ProcessGroup) -> None:
+    with dist.coalescing_manager(async_ops=True) as batch:
+        for _ in range(8):
+            dist.all_reduce(np.ones(2))
+    threading.Timer(0.05, Manual.made[0].works[-1].mark_completed).start()
+    batch.wait()
+    entry = recorder.dump()[-1]
+    blocked = entry["time_ended_ns"] - entry["time_waited_ns"]
+    assert group.summary().blocked_seconds == pytest.approx(blocked / 1e9)
 
 
 @pytest.mark.parametrize(

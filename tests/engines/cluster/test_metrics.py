@@ -87,7 +87,13 @@ def read(text: str) -> Samples:
 def test_a_rank_and_its_progress() -> None:
     done = simulated.op(14, duration=2e-3)
     now = simulated.op(15, state="started", elapsed=6.0)
-    one = statuses.group(ranks=range(2), completed=done, issued=15)
+    one = statuses.group(
+        ranks=range(2),
+        completed=done,
+        issued=15,
+        op_seconds=0.3,
+        blocked_seconds=0.25,
+    )
     two = replace(one, oldest=now, in_flight=1, issued=16)
     found = scrape(
         Ranks(
@@ -105,6 +111,8 @@ def test_a_rank_and_its_progress() -> None:
         ("rankscope_memory_bytes", ("0",)): 96 << 20,
         ("rankscope_silence_seconds", ("1",)): 0.4,
         ("rankscope_collectives_total", ("default", "1")): 16,
+        ("rankscope_op_seconds_total", ("default", "1")): 0.3,
+        ("rankscope_blocked_seconds_total", ("default", "0")): 0.25,
         ("rankscope_lag", ("default", "0")): 1,
         ("rankscope_lag", ("default", "1")): 0,
         ("rankscope_in_flight", ("default", "1")): 1,
@@ -227,7 +235,9 @@ def test_the_docs_and_the_dashboard_name_what_there_is() -> None:
     """All of it, but for the bucket of what is left out."""
     run = Run(heavy=0.2).steps(41, lambda n, rank: 1)
     group = statuses.group(ranks=range(4), completed=simulated.op(1, duration=1e-3))
-    group = replace(group, issued=1, state="aborted")
+    group = replace(
+        group, issued=1, state="aborted", op_seconds=1.0, blocked_seconds=1.0
+    )
     made = [
         statuses.rank(n, group, heartbeat_age=0.1, memory=1, cpu=1.0, gpu_memory=1)
         for n in range(4)
