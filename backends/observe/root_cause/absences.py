@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..evidence import Group
 from ..verdicts import Fault
@@ -43,6 +43,10 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             for rank in wait.any_of:
                 edges[wait.rank].add(rank)
                 awaited[rank].append(wait)
+    for rank, dead in _ended_by_deaths(picture, awaited):
+        # It waits for nobody any more: the dead rank is why it does not come.
+        edges[rank].add(dead)
+        awaited[dead] += awaited[rank]
     for rank in [one for one in edges if picture.rank(one).death is not None]:
         del edges[rank]
     free: dict[int, list[Wait]] = {}
@@ -72,6 +76,19 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             if rank not in known and not _may_wait(rank, waits, held, picture):
                 known = {**known, rank: waits}
     return causes + _absences(known, picture)
+
+
+def _ended_by_deaths(
+    picture: Picture, awaited: Collection[int]
+) -> list[tuple[int, int]]:
+    """Return ranks that an error has ended, with a dead rank of the op's group."""
+    return [
+        (rank, other)
+        for rank in sorted(awaited)
+        if (group := picture.rank(rank).failed_in) is not None
+        for other in group.ranks
+        if picture.rank(other).death is not None
+    ]
 
 
 def _unable(ranks: Sequence[int], picture: Picture) -> tuple[int, ...]:

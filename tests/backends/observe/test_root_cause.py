@@ -240,6 +240,18 @@ def test_an_error_that_has_ended_a_cell_is_the_cause_of_what_waits_elsewhere() -
             )
 
 
+def test_a_death_is_the_cause_where_its_error_has_ended_who_is_awaited() -> None:
+    ranks = four()
+    ranks[1].issue(group=TP0, state="started").ops[TP0][-1].retired = True
+    ranks[1].facts = {"failed_in": TP0, "last_cell_exit": "left cell 7"}
+    ranks[3].issue(group=DP1)
+    dead = RankEvidence(0, death="rank 0 is dead: killed by SIGKILL")
+    found = only(look(ranks[1:], dead))
+    assert (found.fault, found.culprits) == (Fault.RANK_DEAD, (0,))
+    said = "rank 3 waits in all_reduce #1 of group 'dp' (train.py:10)"
+    assert str(found) == f"rank 0 is dead: killed by SIGKILL; {said}"
+
+
 def test_an_innocent_rank_that_such_an_error_has_ended_is_not_named() -> None:
     ranks = four()
     for one in ranks[:3]:
