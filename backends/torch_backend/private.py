@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 __all__ = [
     "DistributedDataParallel",
+    "bucket_changes",
     "c10d",
     "disable_dynamo",
     "graph_task",
@@ -170,16 +172,30 @@ def skip_init_sync() -> Callable[[], None]:
     return restore
 
 
+# How often the reducer of a DDP model has built its buckets anew, until its last reset.
+_changes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def bucket_changes(model: Any) -> int:
+    """Return how often the reducer of a DDP model has built its buckets anew.
+
+    Ranks with the same number have the same buckets.
+    """
+    return _changes.get(model, 0) + int(model._has_rebuilt_buckets)
+
+
 def reset_reducer(model: Any, *, anew: bool = False) -> None:
-    """Have a DDP model forget the backward pass that failed, and its buckets.
+    """Have a DDP model forget the backward pass that failed.
 
     Every rank does it: buckets are built anew in the next backward pass, by their order
     on the first rank. The number of ranks is read again, too. `anew`: the reducer is
-    made anew, as a fresh process has other buckets.
+    made anew, as ranks have other buckets than others.
     """
     if not (model.static_graph or anew):
+        _changes[model] = bucket_changes(model)
         model._update_process_group(model.process_group)
         return
+    _changes.pop(model, None)
     # A reducer of a static graph keeps what it saw in the first pass, which another
     # rank may not have done: all get a new one.
     model._remove_autograd_hooks()

@@ -178,10 +178,17 @@ def _agree(
     # A fresh process has nothing to send, whatever it counts.
     lived = joining() is None
     done = lived, _steps(optimizer) if step is None else step
-    counts: list[Any] = [None] * group.size()
-    td.all_gather_object(counts, done, group=group)
+    replicas = list(_replicas(model))
+    own = done, [private.bucket_changes(one) for one in replicas]
+    told: list[Any] = [None] * group.size()
+    td.all_gather_object(told, own, group=group)
+    counts = [count for count, _ in told]
     most = max(counts)
     source = counts.index(most)
+    # An abort may have come when some ranks had their final buckets, and some not.
+    anew = not all(lived for lived, _ in counts) or any(
+        one != own[1] for _, one in told
+    )
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             td.broadcast(tensor.detach(), group=group, group_src=source)
@@ -190,8 +197,8 @@ def _agree(
         optimizer.zero_grad()
     else:
         model.zero_grad()
-    for module in _replicas(model):
-        private.reset_reducer(module, anew=not all(lived for lived, _ in counts))
+    for module in replicas:
+        private.reset_reducer(module, anew=anew)
     return int(most[1])
 
 

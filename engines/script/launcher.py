@@ -190,8 +190,12 @@ class Launcher:
                 return self._failed(event, why_not)
             if why_not:
                 continue
-            # Children that it has left may hold what the fresh one needs.
+            # Children that it has left may hold what the fresh one needs. Of those that
+            # ended before it nobody asks any more how.
             event.send_signal(signal.SIGKILL)
+            for one in [one for one in self._ended if one.rank == rank][:-1]:
+                one.close()
+                self._ended.remove(one)
             self._restarted[rank] += 1
             count = f"{self._restarted[rank]} of {self._restarts}"
             say(f"{event.describe()}; it is started again ({count})")

@@ -124,6 +124,7 @@ class RankProcess:
                 target.buffer.write(b"".join(begin + line for line in lines))
                 target.flush()
             if not read:
+                source.close()
                 return
 
     def describe(self) -> str:
@@ -155,3 +156,5 @@ class RankProcess:
         self._waiter.join()
         self._process.wait()
         self.drain()
+        if self._log is not None:
+            self._log.close()

@@ -211,6 +211,17 @@ def test_many_aborts_leave_the_ranks_equal_and_nothing_behind(three: Ranks) -> N
     )
 
 
+def test_ranks_whose_buckets_differ_train_on(three: Ranks) -> None:
+    """An abort came when only some had built their final buckets."""
+    three.run(
+        {
+            1: "from rankscope.backends.torch_backend import private\n"
+            "private.reset_reducer(model, anew=True)"
+        }
+    )
+    three.run("rankscope.torch.rebuild()" + RECOVER)
+
+
 def test_rejoin_takes_the_state_of_the_rank_with_most_steps(three: Ranks) -> None:
     three.run(
         "before = done\n"

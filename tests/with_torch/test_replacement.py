@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
+
+import pytest
 
 BEGIN = """
 import os, sys, time, torch
@@ -25,16 +28,22 @@ def run(folder: Path, code: str, *options: str) -> tuple[int, str, str]:
     """Run a script; return the exit status, stdout and stderr."""
     script = folder / "train.py"
     script.write_text(BEGIN + dedent(code))
+    return run_script(script, str(Path(__file__).parent), options=options)
+
+
+def run_script(
+    script: Path | str, argument: str, *, options: Sequence[str], timeout: float = 170
+) -> tuple[int, str, str]:
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore::FutureWarning", "-m", "rankscope.run"),
-            *(*options, str(script), str(Path(__file__).parent)),
+            *(*options, str(script), argument),
         ],
         env={**os.environ, "RANKSCOPE_REPORT": "0"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=timeout,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
@@ -219,3 +228,25 @@ def test_a_fresh_rank_that_does_not_rejoin_is_named(tmp_path: Path) -> None:
         "rankscope.torch.rejoin(model, optimizer)" in err
     )
     assert "failed: rank 1 (pid " in err.splitlines()[-1]
+
+
+@pytest.mark.soak
+def test_many_aborts_and_deaths_leave_the_ranks_equal_and_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    """Some in the first two steps, before DDP has its final buckets."""
+    options = "-n", "3", "--max-restarts", "10", "-m"
+    module = "tests.with_torch.survive_faults"
+    status, out, err = run_script(module, str(tmp_path), options=options, timeout=400)
+    assert status == 0, err
+    names = [one.name.partition("-")[0] for one in tmp_path.iterdir()]
+    assert (names.count("abort"), names.count("death")) == (50, 10)
+    assert err.count("it is started again") == 10
+    (difference,) = re.findall(r"\[rank 2\] difference (\S+)", out)
+    assert float(difference) <= 1e-6
+    (held,) = re.findall(r"\[rank 2\] errors \d+ held ([\d ]+)", out)
+    numbers = [int(one) for one in held.split()]
+    first, last = numbers[:4], numbers[4:]
+    # Descriptors and KiB of rank 2, and of the launcher, from step 100 on.
+    limits = [4, 24 << 10, 4, 8 << 10]
+    assert all(b - a <= limit for a, b, limit in zip(first, last, limits, strict=True))
