@@ -128,6 +128,8 @@ class Launched:
         if self.hosts is None or self.hosts.job is None:
             return
         job = self.hosts.job
+        self.run(_call(job.prepare))
+        self.update_orphan_reaper()
         waiting = asyncio.run_coroutine_threadsafe(self.hosts.reserve(), self._loop)
         try:
             while not concurrent.futures.wait([waiting], _POLL).done:

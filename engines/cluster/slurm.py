@@ -191,14 +191,21 @@ class SlurmJob:
 
     # -- the start -----------------------------------------------------------
 
-    async def allocate(self) -> list[str]:
-        """Wait until it has nodes, for as long as that takes; return their names."""
+    def prepare(self) -> None:
+        """Start the process that is to submit it, if it is to be ours."""
         if self._command:
+            # It waits: a job that is pending does not end with the stdin of salloc, so
+            # that nobody would end it before the process is known to the orphan reaper.
+            waits = ["sh", "-c", 'read go && exec "$@"', "sh", *self._command]
             self._salloc = LeashedProcess(
-                self._command, lambda process: None, env=slurm_environment()
+                waits, lambda process: None, env=slurm_environment()
             )
+
+    async def allocate(self) -> list[str]:
+        """Submit it, wait until it has nodes, and return their names."""
+        if self._salloc is not None:
             try:
-                answer = await self._salloc.reply()
+                answer = await self._salloc.ask({})
             except ProcessEnd:
                 raise ClusterStartError(
                     f"Slurm gives no nodes for {shlex.join(self._command[1:-3])}"

@@ -244,7 +244,10 @@ def refused() -> None:
 
 
 def pending() -> None:
-    """A job that has to wait says why; an interrupt cancels it, and its turn comes."""
+    """A job that has to wait says why; it ends by an interrupt, and with its notebook.
+
+    The last one has its turn.
+    """
     large = f"-N 2 -n 2 -c {MOST} -t 10"
     progress: list[str] = []
 
@@ -261,16 +264,26 @@ def pending() -> None:
             first.stdin.close()
 
     first = subprocess.Popen(
-        ["salloc", *large.split(), "cat"], stdin=subprocess.PIPE, stderr=-3
+        ["salloc", *large.split(), "sh", "-c", "echo up; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert first.stdin is not None
-    until(lambda: any("RUNNING" in one for one in Slurm.jobs()), WAIT, "the first job")
+    assert first.stdout is not None
+    first.stdout.readline()
     interrupted = False
     with nothing_stays():
         try:
             Cluster(slurm=large, progress=note)
         except KeyboardInterrupt:
             interrupted = True
+    before = numbers()
+    victim = notebook(large)
+    until(lambda: numbers() > before, WAIT, "another job")
+    victim.kill()
+    victim.communicate()
+    until(lambda: numbers() == before, WAIT, "the end of the job of the dead notebook")
     patience = 2.0
     with (
         nothing_stays(),

@@ -13,7 +13,7 @@ from tests.engines.cluster import slurm_jobs, two_hosts
 from tests.engines.cluster.test_ssh_hosts import PLACES
 from tests.environment import environment
 
-pytestmark = [pytest.mark.processes, pytest.mark.soak]
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
