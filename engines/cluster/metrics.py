@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.lateness import Lateness
-from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.backends.work.op_type import busbw
 
@@ -116,8 +116,14 @@ class ClusterCollector(Collector):
                 with suppress(ClusterError):
                     take(self._cluster, self._lateness, last=LAST, timeout=ANSWER)
             yield from _of_ranks(status)
-            yield from _of_groups(status, self._lateness)
-            yield from _of_events(self._events, _labels(status.group_keys))
+            labels = _labels(status.group_keys)
+            left = GaugeMetricFamily(
+                "rankscope_groups_left_out", "Groups of which there are no series."
+            )
+            left.add_metric([], len(status.group_keys) - len(labels))
+            yield left
+            yield from _of_groups(status, self._lateness, labels)
+            yield from _of_events(self._events, labels)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the registry asks for it at once, and a scrape takes time."""
@@ -177,24 +183,14 @@ def _of_ranks(status: ClusterStatus) -> Iterator[Metric]:
         yield family
 
 
-def _of_groups(status: ClusterStatus, lateness: Lateness) -> Iterator[Metric]:
-    labels = _labels(status.group_keys)
-    shown, pairs = set[GroupKey](), 0
-    for key in status.group_keys:
-        pairs += len(key.ranks)
-        if pairs > SERIES:
-            break
-        shown.add(key)
-    left = GaugeMetricFamily(
-        "rankscope_groups_left_out", "Groups of which there are no series."
-    )
-    left.add_metric([], len(labels) - len(shown))
-    yield left
+def _of_groups(
+    status: ClusterStatus, lateness: Lateness, labels: dict[GroupKey, str]
+) -> Iterator[Metric]:
     reported = [
         ([labels[group.key], str(one.rank)], group)
         for one in status.ranks
         for group in one.groups
-        if group.key in shown
+        if group.key in labels
     ]
     front: dict[GroupKey, int] = {}
     for _, group in reported:
@@ -262,7 +258,7 @@ def _of_groups(status: ClusterStatus, lateness: Lateness) -> Iterator[Metric]:
         labels=_PER_RANK,
     )
     for found in lateness.groups():
-        if found.key in shown:
+        if found.key in labels:
             for rank, one in found.ranks.items():
                 names = [labels[found.key], str(rank)]
                 late.add_metric(names, one.late / one.of if one.of else 0.0)
@@ -272,30 +268,34 @@ def _of_groups(status: ClusterStatus, lateness: Lateness) -> Iterator[Metric]:
 
 
 def _of_events(events: Events, labels: dict[GroupKey, str]) -> Iterator[Metric]:
+    # Zeros, too: Prometheus sees no increase in a series that begins with 1.
     stalls = CounterMetricFamily("rankscope_stalls", "Ops that hung.", labels=["fault"])
-    for fault, count in list(events.stalls.items()):
-        stalls.add_metric([fault], count)
+    for fault in Fault:
+        stalls.add_metric([fault.value], events.stalls[fault.value])
     yield stalls
     for name, about, counts in (
         ("aborts", "Aborts of the group.", events.aborts),
         ("rebuilds", "Rebuilds of the group.", events.rebuilds),
     ):
         family = CounterMetricFamily(f"rankscope_{name}", about, labels=["group"])
-        for key, count in list(counts.items()):
-            if key in labels:
-                family.add_metric([labels[key]], count)
+        for key, label in labels.items():
+            family.add_metric([label], counts[key])
         yield family
 
 
 def _labels(keys: Sequence[GroupKey]) -> dict[GroupKey, str]:
     """Return what each group is called: its name, with its ranks if others have it.
 
-    No two have one label: Prometheus would refuse the whole scrape.
+    No two have one label: Prometheus would refuse the whole scrape. Groups are left out
+    from that on whose ranks are too many.
     """
     names = Counter(key.name for key in keys)
     labels: dict[GroupKey, str] = {}
-    taken = set[str]()
+    taken, pairs = set[str](), 0
     for number, key in enumerate(keys):
+        pairs += len(key.ranks)
+        if pairs > SERIES:
+            break
         label = key.name
         if names[label] > 1:
             label = f"{label[:LONGEST]} ({format_ranks(key.ranks)})"

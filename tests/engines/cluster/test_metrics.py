@@ -16,6 +16,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.verdicts import Fault
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
 from rankscope.engines.cluster import metrics
 from rankscope.engines.cluster.metrics import ClusterCollector, Events, MetricsServer
@@ -169,6 +170,16 @@ def test_series_are_bounded_and_what_is_left_out_is_said() -> None:
     names = {key[1][0] for key in found if key[0] == "rankscope_collectives_total"}
     assert names == {"g0", "g1", "g2", "g3"}
     assert found["rankscope_groups_left_out", ()] == 2
+
+
+def test_what_has_not_happened_is_0() -> None:
+    """Prometheus sees no increase in a series that begins with 1."""
+    status = statuses.cluster(statuses.rank(0, statuses.group(ranks=range(2))))
+    found = scrape(Ranks(status))
+    for fault in Fault:
+        assert found["rankscope_stalls_total", (fault.value,)] == 0
+    for name in ("aborts", "rebuilds"):
+        assert found[f"rankscope_{name}_total", ("default",)] == 0
 
 
 def test_stalls_aborts_and_rebuilds_count_once() -> None:
