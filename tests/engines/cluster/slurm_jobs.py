@@ -207,7 +207,7 @@ def ranks() -> None:
 
 def restart(cluster: Cluster) -> None:
     """Rank 3 dies, and comes back on its own node in the same job."""
-    jobs = Slurm.jobs()
+    jobs = numbers()
     cluster.execute("os.kill(os.getpid(), 9)", ranks=[3])
     until(lambda: cluster.status().dead == [3], WAIT, "the death")
     reason = cluster.status().ranks[3].reason
@@ -215,7 +215,8 @@ def restart(cluster: Cluster) -> None:
     cluster.rebuild()
     cluster.execute(SUM.format(n=1000)).result(WAIT)
     cluster.execute(PLACE).result(WAIT)
-    same = Slurm.jobs() == jobs
+    # Another one may have ended meanwhile.
+    same = numbers() <= jobs
     tell("restart", reason=reason, ranks=cluster.pull("place"), same=same)
 
 
@@ -353,7 +354,11 @@ def inside() -> None:
     """A notebook in a job takes its nodes, and leaves the job as it was."""
     ran = slurm(
         *("salloc", "-N", "2", "--ntasks-per-node", "2", "-t", "10"),
-        *("sh", "-c", 'echo $SLURM_JOB_ID; "$0" -c "$1"; squeue -h -o "%i %T"'),
+        *(
+            "sh",
+            "-c",
+            'echo $SLURM_JOB_ID; "$0" -c "$1"; squeue -h -j $SLURM_JOB_ID -o "%i %T"',
+        ),
         *(sys.executable, INSIDE),
     )
     tell("inside", said=ran.splitlines())
