@@ -21,6 +21,7 @@ from rankscope.widgets.board.html import board_html
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.timeline import timeline
 from tests.widgets import simulated, statuses
+from tests.widgets.bare_page import DARK
 from tests.widgets.scene import Scene, idle, lanes
 
 if TYPE_CHECKING:
@@ -1079,6 +1080,27 @@ class TestMap:
         assert tip.inner_text().splitlines()[-1] == "memory 1 GiB"
         squares.press("Escape")
         assert not tip.is_visible()
+        scene.close()
+
+    def test_its_colours_are_those_of_the_theme(self, browser: Browser) -> None:
+        scene = Scene(browser, width=1000, height=700)
+        scene.take(*self._hang())
+
+        def colour() -> list[int]:
+            """Of the square of rank 0, beside its number."""
+            return (
+                scene.page.board()
+                .locator(".squares")
+                .evaluate(
+                    "one => [...one.getContext('2d').getImageData("
+                    "one.width / 2, 4, 1, 1).data]"
+                )
+            )
+
+        before = colour()
+        theme = ";".join(f"{name}:{value}" for name, value in DARK.items())
+        scene.page.page.evaluate("style => { document.body.style = style; }", theme)
+        until(lambda: colour() != before)
         scene.close()
 
     def test_without_a_mesh_it_shows_hosts(self, browser: Browser) -> None:

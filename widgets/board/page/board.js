@@ -15,6 +15,8 @@ import { Tabs } from "./tabs.js";
 import { Timeline } from "./timeline.js";
 
 const TICK = 200; // ms between two updates of the elapsed times
+// Of the page's body, by which front ends change their theme.
+const THEMES = ["data-jp-theme-name", "data-vscode-theme-id", "class", "style"];
 const REFRESH = 1_000; // ms between two requests for the rings, at least
 
 export class Board {
@@ -34,6 +36,12 @@ export class Board {
     });
     this.sight.observe(this.body);
     this.visible = true;
+    // Canvases do not follow a theme by themselves.
+    this.themes = new MutationObserver(() => this.paint());
+    this.themes.observe(document.body, { attributeFilter: THEMES });
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.painted = () => this.paint();
+    this.scheme.addEventListener("change", this.painted);
     store.open(this);
     this.request();
   }
@@ -167,6 +175,12 @@ export class Board {
     this.map.update(this.table.rowsOf(), this.store.groups);
   }
 
+  /** Draw the canvases in the colours of the theme. */
+  paint() {
+    this.map.draw();
+    this.timeline.request();
+  }
+
   // -- groups ----------------------------------------------------------------
 
   tab() {
@@ -292,6 +306,8 @@ export class Board {
     clearTimeout(this.outcomeTimer);
     this.sizes.disconnect();
     this.sight.disconnect();
+    this.themes.disconnect();
+    this.scheme.removeEventListener("change", this.painted);
     this.store.close(this);
     this.element.remove();
   }
