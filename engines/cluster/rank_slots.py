@@ -85,10 +85,16 @@ class RankSlot:
 
     def exit_cause(self, exit_code: int | None) -> str:
         """Return the cause of death of an engine that ended (``None``: unknown)."""
-        return (
-            f"{describe_exit(exit_code)} "
-            f"(engine {self.engine_id}, pid {self.pid} on {self.host})"
-        )
+        how = describe_exit(exit_code)
+        silent = time.monotonic() - (self.summary_at or time.monotonic())
+        if exit_code is None and not self.is_here and silent > SILENCE:
+            # The controller has given it up: nobody has seen its process end.
+            last = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
+            how = (
+                f"not heard of for {silent:.0f} s (last at {last}): its host does not "
+                "answer, or its process has ended"
+            )
+        return f"{how} (engine {self.engine_id}, pid {self.pid} on {self.host})"
 
     def record(self, summary: Summary | ValueError) -> None:
         """Note a summary that arrives now, or why one cannot be read."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import socket
+import time
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -185,6 +188,19 @@ class TestSeats:
     )
     def test_how_an_engine_ended(self, code: int | None, said: str) -> None:
         assert slot(1).exit_cause(code) == f"{said} (engine 11, pid 101 on a)"
+
+    def test_a_rank_that_was_silent_has_not_ended_for_certain(self) -> None:
+        """Unless an exit code says so, or its process would be one of this host."""
+        far = slot(1)
+        far.summary_at = time.monotonic() - 34
+        assert re.fullmatch(
+            r"not heard of for 3[45] s \(last at \d\d:\d\d:\d\d\): its host does not "
+            r"answer, or its process has ended \(engine 11, pid 101 on a\)",
+            far.exit_cause(None),
+        )
+        assert far.exit_cause(3) == "exit code 3 (engine 11, pid 101 on a)"
+        far.host = socket.gethostname()
+        assert far.exit_cause(None).startswith("its process ended (")
 
     def test_ranks_are_sorted_and_unique(self) -> None:
         assert check_ranks([3, 1, 3], 4) == [1, 3]
