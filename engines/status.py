@@ -101,7 +101,7 @@ class Summary:
     busy_for: float | None = None
     #: Where the main thread of a busy rank was, e.g. ``cell 7 line 3``.
     line: str = ""
-    #: Seconds for which it has been seen there, and nowhere else.
+    #: Seconds for which it has been seen there, nowhere else, and has issued no op.
     line_for: float | None = None
     #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``; empty
     #: while one runs.

@@ -39,7 +39,11 @@ class SummaryWriter:
         """Return the present summary for the wire."""
         # First: the summary has all that happened before it had its number.
         number, details = next(self._numbers), self._details()
-        line, line_for = self._line.look()
+        groups = world.summary()
+        issued = tuple(
+            (one.issued, one.enqueued and one.enqueued.seq) for one in groups
+        )
+        line, line_for = self._line.look(issued)
         return encode(
             Summary(
                 number,
@@ -48,7 +52,7 @@ class SummaryWriter:
                 line_for=line_for,
                 memory=_resident_bytes(),
                 cpu=self._cpu.look(),
-                groups=world.summary(),
+                groups=groups,
                 advice=world.advice(),
                 **details,
             )
@@ -56,23 +60,27 @@ class SummaryWriter:
 
 
 class LineClock:
-    """How long a rank has been seen at one line.
+    """How long a rank has been seen at one line, and has issued no op.
 
-    Whether it was elsewhere between two looks is not known: a loop of one line has been
-    there all the time, too.
+    Whether it was elsewhere between two looks is not known else: a loop without ops has
+    been at one line all the time, too.
     """
 
     def __init__(self, locate: Callable[[], str]) -> None:
         self._locate = locate
         # Replaced as a whole: requests are served beside the publisher.
-        self._seen = "", 0.0
+        self._seen: tuple[tuple[str, object], float] = ("", None), 0.0
 
-    def look(self) -> tuple[str, float | None]:
-        """Return the line, and the seconds at it; ``None`` where none runs."""
+    def look(self, issued: object = None) -> tuple[str, float | None]:
+        """Return the line, and the seconds at it; ``None`` where none runs.
+
+        `issued` is another value once ops were issued since the last look.
+        """
         line, now = self._locate(), time.monotonic()
         seen, since = self._seen
-        if line != seen:
-            self._seen = seen, since = line, now
+        if (line, issued) != seen:
+            self._seen = (line, issued), now
+            since = now
         return line, now - since if line else None
 
 

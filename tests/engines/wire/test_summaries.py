@@ -13,6 +13,9 @@ def test_time_runs_while_the_line_stays() -> None:
     until(lambda: (clock.look()[1] or 0.0) > 0.02, 60, "time to pass")
     line = "cell 7 line 4"
     assert clock.look() == ("cell 7 line 4", 0.0)
+    # It has issued an op since: in a loop, it comes to the same line again.
+    until(lambda: (clock.look()[1] or 0.0) > 0.02, 60, "time to pass")
+    assert clock.look(1) == ("cell 7 line 4", 0.0)
     line = ""
     assert clock.look() == ("", None)
 
