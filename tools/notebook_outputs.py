@@ -45,7 +45,7 @@ NOTEBOOKS = tracked_notebooks(ROOT)
 #: Where the notebooks with outputs are.
 KEPT = ROOT / "docs" / "notebooks"
 #: Those that the default environment does not suffice for.
-OF_TORCH = ("07",)
+OF_TORCH = ("07", "09")
 
 #: Seconds after which a cell that hangs is ended; the verdict comes after five.
 PATIENCE = 8

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
-from rankscope.backends.errors import DistError
+from rankscope.backends.errors import DistAbortedError, DistError
 from rankscope.backends.groups.inquiry import LONGEST_TEXT, Place
 from rankscope.backends.groups.world import world
 from rankscope.backends.printable import printable
@@ -20,6 +20,7 @@ from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import Batch, recorder
 from rankscope.backends.work.unwaited import unwaited
+from rankscope.backends.work.user_code import users_frame
 
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
@@ -239,8 +240,10 @@ class Cells:
         error = (exc_tuple or sys.exc_info())[1]
         if os.getpid() != self._pid:
             end_child(error)
-        if error is not None and (shown := explain(error)) is not error:
-            exc_tuple = (type(shown), shown, shown.__traceback__)
+        shown = None if error is None else explain(error)
+        if shown is not error or isinstance(shown, DistAbortedError):
+            assert shown is not None
+            exc_tuple = (type(shown), shown, _users_part(shown))
         self._show_traceback(exc_tuple, *args, **kwargs)
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
@@ -249,6 +252,27 @@ class Cells:
         shown = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         if self._interruptible and not (shown and not self.source.is_in_cell(frame)):
             raise KeyboardInterrupt
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an error down to the user's innermost line.
+
+    What is inside of an op that was aborted says nothing, and IPython reads the whole
+    source of each file in a traceback: half a second for torch's.
+    """
+    if not isinstance(error, DistAbortedError):
+        return error.__traceback__
+    links = []
+    link = error.__traceback__
+    while link is not None:
+        links.append(link)
+        link = link.tb_next
+    while links and users_frame(links[-1].tb_frame) is not links[-1].tb_frame:
+        links.pop()
+    found = None
+    for link in reversed(links):
+        found = TracebackType(found, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return found or error.__traceback__
 
 
 def _describe_exit(

@@ -38,7 +38,7 @@ __all__ = [
 _PACKAGES = (rankscope, backends, engines)
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_CELL_LINE = re.compile(r"Cell In\[\d+\], line (\d+)")
+_CELL_LINE = re.compile(r"Cell In\[(\d+)\], line (\d+)")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 _SYNTAX_PLACE = re.compile(r" \([^()]*, line \d+\)$")
@@ -160,7 +160,12 @@ def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
     error = RankError(
         rank, output["ename"], output["evalue"], tuple(output["traceback"]), cell
     )
-    found = _CELL_LINE.findall(error.plain_traceback)
+    # Not a line of an earlier cell, whose function this one called.
+    found = [
+        line
+        for number, line in _CELL_LINE.findall(error.plain_traceback)
+        if cell in (None, int(number))
+    ]
     return error.replaced(line=int(found[-1])) if found else error
 
 

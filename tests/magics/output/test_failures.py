@@ -43,7 +43,9 @@ def test_the_line_is_read_from_the_traceback() -> None:
 
 
 def test_the_innermost_line_of_the_cell_counts() -> None:
-    trace = ["Cell In[7], line 9", "Cell In[7], line 2, in f()", "File x.py:5"]
+    # It has called g(), of an earlier cell.
+    trace = ["Cell In[7], line 9", "Cell In[7], line 2, in f()"]
+    trace += ["Cell In[3], line 27, in g()", "File x.py:5"]
     output = {"ename": "E", "evalue": "v", "traceback": trace}
     assert failure_of(0, output, 7).line == 2
 
