@@ -16,7 +16,7 @@ from pathlib import Path
 from rankscope.engines.script.launcher import Launcher, Script
 from rankscope.engines.script.options import JobOptions, add_metrics, add_script
 
-__all__ = ["main"]
+__all__ = ["command_parser", "main"]
 
 _MORE = """\
 What a rank writes has its number before each line. A rank fails if it ends with another
@@ -31,8 +31,8 @@ after Ctrl-C, 2 where nothing could be started
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the ranks that `arguments` name; return the exit status."""
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m rankscope.run",
         description="Start the ranks of a script on this host, with the variables that "
@@ -72,6 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_metrics(parser)
     add_script(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the ranks that `arguments` name; return the exit status."""
+    parser = command_parser()
     given = parser.parse_args(arguments)
     if given.nproc_per_node < 1:
         parser.error(f"-n {given.nproc_per_node}: expected the number of ranks, from 1")

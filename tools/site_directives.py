@@ -1,6 +1,6 @@
 """What Sphinx needs beyond its own: pages made from the code, links out of the docs.
 
-``magics`` and ``command-line`` are directives, each of which writes a whole reference:
+``magics``, ``command-line`` and ``run`` are directives which write a whole reference:
 the options of the magics are declared once, in `magics.language.commands`.
 """
 
@@ -19,6 +19,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from rankscope import __main__ as command_line
+from rankscope import run
 from rankscope.magics.language import commands
 from rankscope.magics.language.options import Command
 
@@ -109,6 +110,14 @@ class CommandLine(_Reference):
         ]
 
 
+class Run(_Reference):
+    """The launcher of scripts, as its ``--help`` describes it."""
+
+    def run(self) -> list[nodes.Node]:
+        self._made_from(run)
+        return [self._code(_help(run.command_parser()))]
+
+
 def _help(parser: argparse.ArgumentParser) -> str:
     # As wide as a page of the site, whatever the terminal of the build is.
     parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(
@@ -191,6 +200,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Tell Sphinx what is here."""
     app.add_directive("magics", Magics)
     app.add_directive("command-line", CommandLine)
+    app.add_directive("run", Run)
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _docstring)
     app.connect("autodoc-process-signature", _signature)
