@@ -24,7 +24,7 @@ import psutil
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterStartError
 from tests.engines.cluster import two_hosts
-from tests.engines.cluster.two_hosts import SUM, THERE, WAIT, Hosts, silent, tell
+from tests.engines.cluster.two_hosts import HERE, SUM, THERE, WAIT, Hosts, silent, tell
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
@@ -37,6 +37,23 @@ place = socket.gethostname(), *(os.environ[name] for name in names)
 
 #: Seconds for which the cable is out: more than ipyparallel's own patience.
 CUT = 35.0
+
+#: Prints to which of the ports of a host one can connect, and what listens on this one.
+SCAN = """
+import socket, sys
+for port in sys.argv[2:]:
+    try:
+        socket.create_connection((sys.argv[1], int(port)), 5).close()
+    except OSError:
+        continue
+    print(port)
+"""
+LISTENERS = """
+import psutil
+for one in psutil.net_connections("tcp"):
+    if one.status == psutil.CONN_LISTEN:
+        print(f"{one.laddr.ip}:{one.laddr.port}")
+"""
 
 #: A notebook that is killed while its ranks run a cell.
 VICTIM = """
@@ -150,11 +167,46 @@ def ranks(sshd: Sshd) -> None:
             cluster.execute(PLACE).result(WAIT)
             tell("places", ranks=cluster.pull("place"))
             cluster.execute(SUM.format(n=1000)).result(WAIT)
+            listening(cluster)
             restart(cluster)
             interrupt(cluster)
             cut(cluster)
             began = time.monotonic()
         tell("end", seconds=time.monotonic() - began)
+
+
+def listening(cluster: Cluster) -> None:
+    """What a stranger on the other host can connect to, and whose it is."""
+    assert cluster._launched is not None
+    pid = cluster._launched.controller_pid
+    assert pid is not None
+    controller = {pid, *(one.pid for one in psutil.Process(pid).children(True))}
+    owners = {pid: "controller" for pid in controller}
+    owners |= {pid: f"rank {rank}" for rank, pid in cluster.pids.items() if rank < 2}
+    # The namespace has no listeners but ours.
+    here = {
+        one.laddr.port: (one.laddr.ip, owners.get(one.pid or 0, "another"))
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN
+    }
+    scan = subprocess.run(
+        [*hosts.there, sys.executable, "-c", SCAN, HERE, *map(str, here)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    there = subprocess.run(
+        [*hosts.there, sys.executable, "-c", LISTENERS],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tell(
+        "listening",
+        reached=sorted({here[int(port)] for port in scan.stdout.split()}),
+        addresses=sorted({address for address, _ in here.values()}),
+        there=there.stdout.split(),
+    )
 
 
 def restart(cluster: Cluster) -> None:

@@ -58,6 +58,19 @@ def test_ranks_are_in_the_order_of_their_hosts(seen: dict[str, Any]) -> None:
     }
 
 
+def test_what_listens_is_what_the_table_has(seen: dict[str, Any]) -> None:
+    """The controller, and the store in rank 0, at one address; on the other host sshd.
+
+    Everything else is on loopback.
+    """
+    found = seen["listening"]
+    here = two_hosts.HERE
+    assert found["reached"] == [[here, "controller"], [here, "rank 0"]]
+    assert set(found["addresses"]) <= {here, "127.0.0.1"}
+    away = {one for one in found["there"] if not one.startswith("127.0.0.1:")}
+    assert away <= {"0.0.0.0:22", ":::22"}
+
+
 def test_a_restart_is_on_the_own_host_of_the_rank(seen: dict[str, Any]) -> None:
     """The death is named as that of a process of this host."""
     assert seen["restart"]["reason"].startswith("rank 3 is dead: killed by SIGSEGV (")
