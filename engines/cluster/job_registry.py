@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 LEASE = 30.0
 RENEWAL = 10.0
 #: Seconds between two readings of the status of all ranks at least, and for each rank:
-#: rank 0 serves them beside its script.
+#: rank 0 serves them beside its script; at most, so that no rank counts as silent.
 INTERVAL = 0.4
-RANK_INTERVAL = 0.005
+RANK_INTERVAL, MOST_INTERVAL = 0.005, 1.5
 #: Seconds that the channel may take to answer a reading.
 READ_WAIT = 2.0
 #: Ranks whose faults the reason of a job's end names.
@@ -119,7 +119,7 @@ class JobRegistry(RankRegistry):
 
     @property
     def _interval(self) -> float:
-        return max(INTERVAL, RANK_INTERVAL * len(self.slots))
+        return min(MOST_INTERVAL, max(INTERVAL, RANK_INTERVAL * len(self.slots)))
 
     # -- the thread ------------------------------------------------------------------
 
