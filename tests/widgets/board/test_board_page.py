@@ -676,6 +676,10 @@ class TestTimeline:
             }"""
         )
 
+    def written(self, scene: Scene) -> set[str]:
+        """Return what was written since."""
+        return set(scene.page.page.evaluate("() => window.written"))
+
     def test_the_lane_of_a_dead_rank_ends(self, scene: Scene) -> None:
         """Its records are gone with it: a lane without works is marked too."""
         self.listen(scene)
@@ -805,6 +809,27 @@ class TestTimeline:
         assert not [
             text for text in written if re.match(r"\d{4,}(\.\d+)? (ms|µs)", text)
         ]
+
+    def test_the_pause_between_two_cells_is_short(self, scene: Scene) -> None:
+        self.listen(scene)
+        rings = {rank: simulated.ring(rank, 4, count=8) for rank in range(4)}
+        pause = 180_000_000_000
+        for one in rings.values():
+            for record in one["records"][4:]:
+                for key in ("time_created_ns", "time_started_ns", "time_ended_ns"):
+                    record[key] += pause
+        now = pause + 2_000_000_000
+        self.open(scene, {"type": "timeline", "now": 100.0, **timeline(rings, {}, now)})
+        scene.button("All").click()
+        until(lambda: "⋯ 180 s ⋯" in self.written(scene))
+        # The bars are broad enough for their names, before the pause and behind it.
+        until(lambda: {"all_reduce #2", "all_reduce #6"} <= self.written(scene))
+        scene.page.shot("board-timeline-pause")
+        scene.page.page.evaluate("() => { window.written = []; }")
+        scene.page.board().locator("canvas.lanes").press("p")
+        assert scene.button("Pauses").get_attribute("aria-pressed") == "true"
+        until(lambda: any(one.endswith(" s") for one in self.written(scene)))
+        assert not [one for one in self.written(scene) if "⋯" in one or "#" in one]
 
     def test_export_is_a_file(self, scene: Scene) -> None:
         self.open(scene, lanes())

@@ -2,7 +2,8 @@
 
 import { DARK, clip, colours, sized } from "./canvas.js";
 import { nameOf } from "./fold_lanes.js";
-import { GUTTER, tickText, ticks } from "./scale.js";
+import { GUTTER, tickText } from "./scale.js";
+import { durationText } from "./text.js";
 import { W, endOf, isRunning, sameOp } from "./works.js";
 
 export const AXIS = 20; // px for the times above
@@ -11,11 +12,11 @@ const STUB = 16; // px to the right of an arrow whose other end is not there
 const MOST_ARROWS = 300; // in sight; more would cover the bars
 
 export function drawTimeline(view) {
-  if (!view.width) return;
+  if (!view.sight.width) return;
   const look = colours(view.element);
   const height = Math.max(1, view.lanes.length) * view.pitch;
-  drawAxis(view, look, sized(view.axis, view.width, AXIS));
-  const pen = sized(view.canvas, view.width, height);
+  drawAxis(view, look, sized(view.axis, view.sight.width, AXIS));
+  const pen = sized(view.canvas, view.sight.width, height);
   pen.font = look.font;
   pen.textBaseline = "middle";
   const top = Math.floor(view.scroll.scrollTop / view.pitch) - 1;
@@ -40,26 +41,40 @@ export function drawTimeline(view) {
 }
 
 function drawAxis(view, look, pen) {
-  const { step, found } = ticks(view.shown, view.width);
+  const { step, found } = view.sight.ticks;
   pen.font = look.font;
   pen.textBaseline = "middle";
   pen.fillStyle = look.quiet;
+  const taken = []; // from and to of the texts
+  const write = (text, x) => {
+    const right = x + pen.measureText(text).width;
+    if (x < 0 || right > view.sight.width || taken.some(([from, to]) => x < to + 6 && right > from - 6)) return;
+    taken.push([x, right]);
+    pen.fillText(text, x, AXIS / 2);
+  };
+  for (const { from, to } of view.sight.pauses.within(view.sight.shown)) {
+    const text = `⋯ ${durationText(to - from)} ⋯`;
+    write(text, Math.round((view.sight.xOf(from) + view.sight.xOf(to) - pen.measureText(text).width) / 2));
+  }
   for (const time of found) {
-    const text = tickText(time, step, view.shown[1]);
-    const x = view.xOf(time);
-    if (x + pen.measureText(text).width < view.width) {
-      pen.fillText(text, Math.round(x) + 4, AXIS / 2);
-    }
-    pen.fillRect(Math.round(x), AXIS - 5, 1, 5);
+    const x = Math.round(view.sight.xOf(time));
+    write(tickText(time, step, view.sight.shown[1]), x + 4);
+    pen.fillRect(x, AXIS - 5, 1, 5);
   }
 }
 
 function drawGrid(view, look, pen, top, bottom) {
   pen.fillStyle = look.line;
-  for (const time of ticks(view.shown, view.width).found) {
-    const x = Math.round(view.xOf(time));
+  for (const time of view.sight.ticks.found) {
+    const x = Math.round(view.sight.xOf(time));
     if (x >= GUTTER) pen.fillRect(x, top, 1, bottom - top);
   }
+  pen.globalAlpha = 0.5;
+  for (const { from, to } of view.sight.pauses.within(view.sight.shown)) {
+    const [x, right] = [from, to].map((time) => Math.max(GUTTER, Math.round(view.sight.xOf(time))));
+    pen.fillRect(x, top, right - x, bottom - top);
+  }
+  pen.globalAlpha = 1;
 }
 
 function drawLane(view, look, pen, place) {
@@ -71,7 +86,7 @@ function drawLane(view, look, pen, place) {
     pen.fillStyle = look.quiet;
     pen.fillText(clip(pen, nameOf(lane, view.wide), GUTTER - 10), 2, middle);
   }
-  const [from, to] = view.shown;
+  const [from, to] = view.sight.shown;
   const now = view.clock();
   const gap = view.pitch >= 20 ? 4 : view.pitch >= 12 ? 3 : 1.5;
   let covered = -1; // the pixel up to which narrow bars were drawn
@@ -79,13 +94,13 @@ function drawLane(view, look, pen, place) {
     const begun = work[W.created];
     const ended = endOf(work, now);
     if (ended < from || begun > to) continue;
-    const x = Math.max(GUTTER, view.xOf(begun));
-    const right = Math.min(view.width, Math.max(view.xOf(ended), x + 1));
+    const x = Math.max(GUTTER, view.sight.xOf(begun));
+    const right = Math.min(view.sight.width, Math.max(view.sight.xOf(ended), x + 1));
     if (right <= covered) continue; // hidden behind one that is as narrow
     if (right - x <= 1.5) covered = right;
     // The next one may begin before this one has ended: it is drawn over it.
     const next = lane.works[index + 1]?.[W.created];
-    const free = next === undefined ? right : Math.min(right, Math.max(x, view.xOf(next)));
+    const free = next === undefined ? right : Math.min(right, Math.max(x, view.sight.xOf(next)));
     const isOf = (found) => found?.lane.group === lane.group && sameOp(found.work, work);
     const frame = isOf(view.chosen) ? 1.5 : isOf(view.pointed) ? 1 : 0;
     drawBar(view, look, pen, work, x, right, free, top + gap, view.pitch - 2 * gap, now, frame);
@@ -96,8 +111,8 @@ function drawLane(view, look, pen, place) {
 /** A line behind the last work of a dead rank; a word alone where its works are gone too. */
 function drawDeath(view, look, pen, lane, place) {
   const ends = lane.works.map((work) => Math.max(work[W.created], work[W.ended]));
-  const x = ends.length ? Math.max(GUTTER, view.xOf(Math.max(...ends)) + 2) : GUTTER;
-  if (x >= view.width) return;
+  const x = ends.length ? Math.max(GUTTER, view.sight.xOf(Math.max(...ends)) + 2) : GUTTER;
+  if (x >= view.sight.width) return;
   pen.fillStyle = look.badText;
   if (ends.length) pen.fillRect(Math.round(x), place * view.pitch + 2, 2, view.pitch - 4);
   pen.fillText("dead", Math.round(x) + 7, (place + 0.5) * view.pitch + 0.5);
@@ -110,7 +125,7 @@ function drawBar(view, look, pen, work, x, right, free, top, height, now, frame)
   const running = isRunning(work);
   const colour = bad ? look.bad : running ? look.late : look.accent;
   const waits = work[W.gathered] < 0 && running ? now : work[W.gathered];
-  const turn = Math.min(right, Math.max(x, view.xOf(waits)));
+  const turn = Math.min(right, Math.max(x, view.sight.xOf(waits)));
   // Over a bar that goes on below, a light part would look like a dark one.
   pen.fillStyle = look.ground;
   pen.fillRect(x, top, right - x, height);
@@ -159,9 +174,9 @@ function drawMissing(view, look, pen, first, last) {
     for (let place = first; place < last; place++) {
       const lane = view.lanes[place];
       if (lane.group !== missing.group || !missing.ranks.includes(lane.rank)) continue;
-      const x = Math.max(GUTTER, view.xOf(missing.since));
+      const x = Math.max(GUTTER, view.sight.xOf(missing.since));
       const until = missing.until < 0 ? now : missing.until;
-      const right = Math.min(view.width - 1, view.xOf(until));
+      const right = Math.min(view.sight.width - 1, view.sight.xOf(until));
       if (right <= x) continue;
       const gap = view.pitch >= 20 ? 4 : 2;
       const top = place * view.pitch + gap;
@@ -185,7 +200,7 @@ function drawMissing(view, look, pen, first, last) {
 /** Arrows from sends to their receives; of very many, those of the selected work. */
 function drawMessages(view, look, pen, first, last) {
   const now = view.clock();
-  const [since, until] = view.shown;
+  const [since, until] = view.sight.shown;
   const places = new Map(view.lanes.map((lane, place) => [lane, place]));
   const selected = [view.chosen?.work, view.pointed?.work];
   const isOf = ({ from, to }) =>
@@ -202,11 +217,11 @@ function drawMessages(view, look, pen, first, last) {
   const drawn = inSight.length > MOST_ARROWS ? inSight.filter(isOf) : inSight;
   pen.save();
   pen.beginPath();
-  pen.rect(GUTTER, 0, view.width - GUTTER, view.lanes.length * view.pitch);
+  pen.rect(GUTTER, 0, view.sight.width - GUTTER, view.lanes.length * view.pitch);
   pen.clip();
   for (const message of drawn) {
     const { from, to } = message;
-    const [begun, ended] = span(message).map((time) => view.xOf(time));
+    const [begun, ended] = span(message).map((time) => view.sight.xOf(time));
     const [y, aim] = [from, to].map(({ lane }) => (places.get(lane) + 0.5) * view.pitch);
     const single = !from.work || !to.work;
     // Where a side is not issued there is no end: a stub, beside the bar's beginning.
@@ -242,8 +257,8 @@ function drawArrow(pen, x, y, toX, toY, dashed) {
 function drawMeeting(view, look, pen) {
   const found = view.chosen ?? view.pointed;
   if (!found || found.work[W.gathered] < 0) return;
-  const x = Math.round(view.xOf(found.work[W.gathered]));
-  if (x < GUTTER || x > view.width) return;
+  const x = Math.round(view.sight.xOf(found.work[W.gathered]));
+  if (x < GUTTER || x > view.sight.width) return;
   pen.strokeStyle = look.text;
   pen.setLineDash([2, 3]);
   pen.lineWidth = 1;

@@ -37,14 +37,13 @@ export function tickStep(span, room) {
   return [1, 2, 5, 10].map((times) => times * power).find((step) => step >= least);
 }
 
-/** The ticks of a window, and their distance. */
-export function ticks([from, to], width) {
-  const step = tickStep(to - from, width - GUTTER);
+/** The ticks of a window at a distance. */
+export function ticks([from, to], step) {
   const found = [];
   for (let time = Math.ceil(from / step) * step; time <= to; time += step) {
     found.push(time);
   }
-  return { step, found };
+  return found;
 }
 
 /**

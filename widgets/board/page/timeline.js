@@ -6,8 +6,10 @@ import { AXIS, drawTimeline } from "./draw.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { foldLanes, sourceOf } from "./fold_lanes.js";
 import { ALL } from "./overview.js";
+import { Pauses } from "./pauses.js";
 import { RangeTable } from "./range_table.js";
-import { GUTTER, panned, partAt, timeAt, xOf, zoomed } from "./scale.js";
+import { GUTTER, panned, partAt } from "./scale.js";
+import { Sight } from "./sight.js";
 import { makeLegend, makeTools, saveFile } from "./timeline_parts.js";
 import { Tip } from "./tip.js";
 import {
@@ -28,8 +30,8 @@ export class Timeline {
     this.lanes = []; // those that are shown, see fold_lanes.js
     this.opened = new Set(); // groups of which all lanes are shown
     this.messages = []; // sends with their receives
-    this.window = null; // [from, to] in ns, or null: the last works
-    this.span = null;
+    this.whole = false; // whether the user wants pauses as long as they are
+    this.sight = new Sight(() => recentOf(this.lanes, this.clock()), () => this.request());
     this.chosen = null; // {lane, work}
     this.pointed = null;
     this.open = false;
@@ -44,9 +46,10 @@ export class Timeline {
       every: () => this.toggle(),
       ranks: () => this.openAll(),
       stats: () => this.count(),
+      pauses: () => this.stretch(),
       out: () => this.zoom(STEP),
       in: () => this.zoom(1 / STEP),
-      last: () => this.look(null),
+      last: () => this.sight.look(null),
       all: () => this.lookAtAll(),
       export: () => this.export(),
     });
@@ -109,6 +112,13 @@ export class Timeline {
     this.request();
   }
 
+  /** Show pauses at their length, or no more. */
+  stretch() {
+    this.whole = !this.whole;
+    setAttribute(this.buttons.pauses, "aria-pressed", String(this.whole));
+    this.sort();
+  }
+
   toggle() {
     this.every = !this.every;
     setAttribute(this.buttons.every, "aria-pressed", String(this.every));
@@ -133,6 +143,9 @@ export class Timeline {
       this.messages = messagesOf(data, this.lanes);
       setText(this.summary, data.summary);
     }
+    const pauses = data ? Pauses.of(this.lanes, this.clock()) : new Pauses();
+    this.buttons.pauses.hidden = pauses.list.length === 0;
+    this.sight.pauses = this.whole ? new Pauses() : pauses;
     // The same work in the new data, if it is still there.
     this.chosen = chosen && twinOf(this.lanes, chosen.lane, chosen.work);
     this.messageKey.hidden = this.messages.length === 0;
@@ -171,29 +184,13 @@ export class Timeline {
 
   // -- view ---------------------------------------------------------------
 
-  look(window) {
-    this.window = window;
-    this.span = null;
-    this.request();
-  }
-
   lookAtAll() {
-    this.look(extentOf(this.lanes, this.clock()));
+    this.sight.lookAround(extentOf(this.lanes, this.clock()));
   }
 
-  /** The visible part; computed once per frame, not for each bar. */
-  get shown() {
-    this.span ??= this.window ?? recentOf(this.lanes, this.clock());
-    return this.span;
-  }
-
-  /** Zoom; the part `at` of the picture stays: the selected work, if it is in sight. */
-  zoom(factor, at = this.chosen ? partAt(this.shown, this.chosen.work[W.created]) : 0.5) {
-    this.look(zoomed(this.shown, factor, at >= 0 && at <= 1 ? at : 0.5));
-  }
-
-  pan(part) {
-    this.look(panned(this.shown, part));
+  /** Zoom; the selected work stays where it is, if it is in sight. */
+  zoom(factor) {
+    this.sight.zoom(factor, this.chosen ? this.sight.partOf(this.chosen.work[W.created]) : 0.5);
   }
 
   layOut() {
@@ -204,7 +201,7 @@ export class Timeline {
   }
 
   resize(width) {
-    this.width = width;
+    this.sight.width = width;
     this.request();
   }
 
@@ -212,24 +209,20 @@ export class Timeline {
     if (this.frame || !this.open) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
-      this.span = null;
+      this.sight.renew();
       if (!this.open || !this.store.timeline) return;
       drawTimeline(this);
-      this.range.show(this.all, this.shown, this.words);
+      this.range.show(this.all, this.sight.shown, this.words);
     });
   }
 
   // -- pointing --------------------------------------------------------------
 
-  xOf(time) {
-    return xOf(this.shown, this.width, time);
-  }
-
   workAt(x, y) {
     const lane = this.lanes[Math.floor(y / this.pitch)];
     if (lane === undefined || x < GUTTER) return null;
     // A bar of less than a pixel can be selected as well.
-    const [time, beside] = [x, x + 2].map((one) => timeAt(this.shown, this.width, one));
+    const [time, beside] = [x, x + 2].map((one) => this.sight.timeAt(one));
     const work = workNear(lane.works, time, beside - time, this.clock());
     return work && { lane, work };
   }
@@ -238,7 +231,7 @@ export class Timeline {
     if (event.button !== 0) return;
     this.canvas.setPointerCapture(event.pointerId);
     const { offsetX: x, shiftKey: marks } = event;
-    this.drag = { x, end: x, window: this.shown, moved: false, marks };
+    this.drag = { x, end: x, places: this.sight.drawn, moved: false, marks };
   }
 
   /** The part of the picture that is marked by dragging with Shift, in px. */
@@ -258,7 +251,7 @@ export class Timeline {
         return;
       }
       if (this.drag.moved) {
-        this.look(panned(this.drag.window, -by / (this.width - GUTTER)));
+        this.sight.look(panned(this.drag.places, -by / (this.sight.width - GUTTER)));
         this.leave();
         return;
       }
@@ -274,7 +267,7 @@ export class Timeline {
   release(event) {
     const { drag, marked } = this;
     this.drag = null;
-    if (marked) this.look(marked.map((x) => timeAt(this.shown, this.width, x)));
+    if (marked) this.sight.look(marked.map((x) => this.sight.placeAt(x)));
     if (!drag || drag.moved) return;
     const lane = this.lanes[Math.floor(event.offsetY / this.pitch)];
     if (event.offsetX < GUTTER && lane?.part) {
@@ -298,11 +291,11 @@ export class Timeline {
   wheel(event) {
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault();
-      const at = partAt(this.shown, timeAt(this.shown, this.width, event.offsetX));
-      this.zoom(event.deltaY > 0 ? STEP : 1 / STEP, Math.min(1, Math.max(0, at)));
+      const at = partAt(this.sight.drawn, this.sight.placeAt(event.offsetX));
+      this.sight.zoom(event.deltaY > 0 ? STEP : 1 / STEP, Math.min(1, Math.max(0, at)));
     } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       event.preventDefault();
-      this.pan((event.deltaX || event.deltaY) / this.width);
+      this.sight.pan((event.deltaX || event.deltaY) / this.sight.width);
     }
   }
 
@@ -311,13 +304,14 @@ export class Timeline {
       ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0],
     };
     if (event.shiftKey && (event.key === "ArrowLeft" || event.key === "ArrowRight")) {
-      this.pan(event.key === "ArrowLeft" ? -0.2 : 0.2);
+      this.sight.pan(event.key === "ArrowLeft" ? -0.2 : 0.2);
     } else if (event.key in steps) this.walk(...steps[event.key]);
     else if (event.key === "+" || event.key === "=") this.zoom(1 / STEP);
     else if (event.key === "-") this.zoom(STEP);
-    else if (event.key === "0") this.look(null);
+    else if (event.key === "0") this.sight.look(null);
     else if (event.key === "a") this.lookAtAll();
     else if (event.key === "s") this.count();
+    else if (event.key === "p") this.stretch();
     else if (event.key === "o") this.openGroup((this.chosen?.lane ?? this.lanes[0])?.group);
     else if (event.key === "Enter" && this.chosen) {
       this.goTo(this.words[this.chosen.work[W.line]]);
@@ -350,12 +344,7 @@ export class Timeline {
 
   bringIn() {
     const { lane, work } = this.chosen;
-    const [from, to] = this.shown;
-    const begun = work[W.created];
-    if (begun < from || begun > to) {
-      const span = to - from;
-      this.look([begun - span / 3, begun + (span * 2) / 3]);
-    }
+    this.sight.bringIn(work[W.created]);
     const top = this.lanes.indexOf(lane) * this.pitch;
     const box = this.scroll;
     const room = box.clientHeight - AXIS - this.pitch;

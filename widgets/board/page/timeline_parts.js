@@ -6,13 +6,14 @@ const BUTTONS = [
   ["every", "All groups", "show the lanes of every group"],
   ["ranks", "All ranks", "show the lanes of every rank (o: of one group)"],
   ["stats", "Statistics", "of the ops in sight (s)"],
+  ["pauses", "Pauses", "show pauses between ops at their length (p)"],
   ["out", "−", "zoom out (−)"],
   ["in", "+", "zoom in (+)"],
   ["last", "Last", "show what was last (0)"],
   ["all", "All", "show everything there is (a)"],
   ["export", "Export", "save as a Perfetto trace (JSON)"],
 ];
-const SWITCHES = ["every", "ranks", "stats"];
+const SWITCHES = ["every", "ranks", "stats", "pauses"];
 const LEGEND = [
   ["waits", "waits for the last rank"],
   ["runs", "all ranks are in"],
@@ -24,7 +25,7 @@ const LEGEND = [
 ];
 const KEYS =
   "Keys: arrows go from op to op, Shift ← → move, + − zoom, 0 shows what was last, a everything, " +
-  "o opens ranks, s statistics. Drag to move, with Shift to zoom in.";
+  "o opens ranks, s statistics, p pauses. Drag to move, with Shift to zoom in.";
 
 /** The line above, with its buttons by name; `acts` are what they do. */
 export function makeTools(acts) {

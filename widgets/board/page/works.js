@@ -55,7 +55,7 @@ export function isMissing(missing, lane) {
   return missing.some(({ group, ranks }) => group === lane.group && ranks.includes(lane.rank));
 }
 
-/** The time from the first work to the last, with a margin. */
+/** The time from the first work to the last. */
 export function extentOf(lanes, now) {
   const works = lanes.flatMap((lane) => lane.works);
   let from = Infinity;
@@ -64,7 +64,7 @@ export function extentOf(lanes, now) {
     from = Math.min(from, work[W.created]);
     to = Math.max(to, endOf(work, now));
   }
-  return from < to ? pad(from, to) : [0, 1e9];
+  return from < to ? [from, to] : [0, 1e9];
 }
 
 /** The time of the works since the last longer pause. */
@@ -80,7 +80,7 @@ export function recentOf(lanes, now) {
     if (from - ended > Math.max(0.5e9, 3 * (to - from))) break;
     from = Math.min(from, begun);
   }
-  return pad(from, Math.max(to, from + NEAREST));
+  return [from, Math.max(to, from + NEAREST)];
 }
 
 /** Whether two works are of one op of a group. */
@@ -162,11 +162,6 @@ export function describeMessages(messages, { lane, work }, words) {
     if (other.work === null) return [`${who} has not issued its ${what}`];
     return [`its ${what} is ${words[other.work[W.op]]} #${other.work[W.seq]} on ${who}, ${words[other.work[W.line]]}`];
   });
-}
-
-function pad(from, to) {
-  const by = (to - from) * 0.02;
-  return [from - by, to + by];
 }
 
 /** The place of the work that began nearest to a time. */

@@ -31,8 +31,7 @@ test("ticks are round and 90 px apart or more", () => {
     equal((step / span) * 1000 < 230, true);
     equal(/^[125]0*$/.test(String(Math.round(step))), true);
   }
-  const { step, found } = ticks([-1e6, 9e6], WIDTH);
-  equal(found.every((time) => time % step === 0 && time >= -1e6 && time <= 9e6), true);
+  equal(ticks([-1e6, 9e6], 4e6), [-0, 4e6, 8e6]);
 });
 
 test("a tick has the digits that tell it from the next", () => {
