@@ -248,7 +248,13 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
 
 def _first_waits(cause: Cause) -> list[Wait]:
     """Return the waits in the first op from which each culprit is absent."""
-    firsts = {one.place for one in cause.waits[: len(cause.culprits)]}
+    firsts = {one.place for one in cause.waits[:1]}
+    left = set(cause.culprits)
+    for one in cause.waits:
+        # Those of all culprits come first; one wait may be that of several.
+        if not left.isdisjoint(awaited := {*one.absent, *one.unknown, *one.any_of}):
+            firsts.add(one.place)
+            left -= awaited
     return [one for one in cause.waits if one.place in firsts]
 
 

@@ -276,6 +276,22 @@ def test_a_receive_that_has_failed_is_compared_with_a_send_that_is_over() -> Non
     assert "for rank 1" in found.consequences[0]
 
 
+def test_who_waits_in_an_op_is_of_its_group() -> None:
+    """Ranks 1 and 3 are absent from two ops, in which others wait, each of a group."""
+    rows = Group("rows", (1, 2, 3))
+    ranks = [Rank(rank, [rows]) for rank in range(4)]
+    ranks[2].issue(group=rows, line=5)
+    ranks[0].issue(line=9)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1, 3))
+    assert found.text == (
+        "ranks 1, 3 have not entered all_reduce #1 of group 'world' (train.py:9); "
+        "rank 0 waits in it"
+    )
+    (rest,) = found.consequences
+    assert rest.startswith("rank 2 waits in all_reduce #1 of group 'rows' (train.py:5)")
+
+
 def test_two_independent_faults_are_both_named() -> None:
     ranks = four()
     ranks[0].issue(group=TP0)
