@@ -298,7 +298,11 @@ class BoardModel:
         }
         if self.head:
             self.head = {**self.head, "frozen": sorted(frozen)}
+        hangs = any(one.fault is not Fault.RANK_DEAD for one in self.verdicts)
         for group in self.groups:
+            if hangs and group.last_hang is not None:
+                # There is a later one, of another group.
+                group.hang = None
             group.keep_hang(on_group(self.verdicts, group.key))
             late = self._late_cells.get(group.key, {})
             extra: dict[int, Cells] = {

@@ -546,6 +546,27 @@ class TestBanner:
         found.delta()
         assert found.banner().last == ""
 
+    def test_a_later_hang_of_another_group_takes_its_place(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.show_verdicts(verdicts)
+        found.delta()
+        fresh = group(generation=1, completed=None, started=None, enqueued=None)
+        rows = [
+            replace(one, name="rows") for each in status.ranks for one in each.groups
+        ]
+        found.update(cluster(*(rank(n, fresh, rows[n]) for n in range(4))), 101.0)
+        found.delta()
+        assert found.banner().last
+        found.show_verdicts([replace(verdicts[0], group=rows[0].key, groups=())])
+        found.delta()
+        assert found.verdicts
+        assert found.banner().last == ""
+        found.update(cluster(*(rank(n, fresh, group("rows")) for n in range(4))), 102.0)
+        found.delta()
+        assert not found.verdicts
+        assert found.banner().last == ""
+
     def test_an_abort_leaves_what_the_rows_show_until_the_rebuild(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
