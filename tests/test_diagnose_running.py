@@ -38,7 +38,7 @@ note(f"rank {rank}")
 if rank == 1:
     wait("go")
 MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)  # all
-print("sum", x[0])
+print(f"sum {x[0]}")
 """
 
 ALONE = """

@@ -68,7 +68,7 @@ def train(rank, port):
         wait("go")
     dist.all_reduce(x)  # all
     dist.destroy_process_group()
-    print("sum", x.item())
+    print(f"sum {x.item()}")
 if __name__ == "__main__":
     import socket
     with socket.create_server(("127.0.0.1", 0)) as server:
