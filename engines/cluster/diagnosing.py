@@ -36,6 +36,7 @@ from .rank_slots import SILENCE
 
 __all__ = [
     "STALL",
+    "STATUS_INTERVAL",
     "StallWatch",
     "as_reason",
     "by_cause",
@@ -68,6 +69,9 @@ QUIET = 2.0
 #: process whose state is known follows within 3 s of the last heartbeat.
 LATE = 1.6
 ANSWER = 0.8
+#: Seconds between two statuses of a rank at least, for who has a `StallWatch`: that
+#: asks a rank whose last one is older than a heartbeat.
+STATUS_INTERVAL = 0.5
 #: Seconds without a summary after which the load of its host is named as the cause.
 OVERLOADED = 10.0
 

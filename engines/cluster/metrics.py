@@ -1,7 +1,8 @@
 """The metrics of a cluster or a job, for Prometheus: what a scrape finds.
 
 Nothing is measured for them. While they are served, the ranks send their status every
-`INTERVAL` seconds at most; their newest records are fetched when somebody scrapes.
+`STATUS_INTERVAL` seconds at most; their newest records are fetched when somebody
+scrapes.
 Series are bounded: of more than `SERIES` pairs of group and rank, the groups that come
 last are left out, and ``rankscope_groups_left_out`` says how many.
 """
@@ -12,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,18 +27,17 @@ from rankscope.backends.work.op_type import busbw
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, GroupStatus, RankStatus, Summary
-from .diagnosing import Diagnosable, StallWatch
+from .diagnosing import STATUS_INTERVAL, Diagnosable, StallWatch
 from .lateness import Recorded, take
 
 __all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
+
+T = TypeVar("T")
 
 #: Where the metrics are served: programs of this host can read them, no others.
 ADDRESS = "127.0.0.1"
 #: Pairs of group and rank of which there are series.
 SERIES = 4096
-#: Seconds between two statuses of a rank at least: the watch for ops that hang asks a
-#: rank whose last one is older than a heartbeat.
-INTERVAL = 0.5
 #: Seconds that a scrape waits for ranks whose last status is old.
 ANSWER = 0.8
 #: Records of a rank that a scrape asks for: what is judged is kept until the next.
@@ -144,7 +144,7 @@ class MetricsServer:
         self.port = int(self._server.server_address[1])
         self._watch = StallWatch(cluster, events.note_verdicts, tells=False)
         self._cancel = cluster.subscribe(events.note_status)
-        cluster.follow(INTERVAL)
+        cluster.follow(STATUS_INTERVAL)
 
     @property
     def address(self) -> str:
@@ -160,6 +160,19 @@ class MetricsServer:
         self._thread.join()
 
 
+def _filled(
+    family: CounterMetricFamily | GaugeMetricFamily,
+    reported: Iterable[tuple[Sequence[str], T]],
+    value_of: Callable[[T], float | None],
+) -> Metric:
+    """Add the value of each that reports one; return the family."""
+    for names, one in reported:
+        value = value_of(one)
+        if value is not None:
+            family.add_metric(names, value)
+    return family
+
+
 def _of_ranks(status: ClusterStatus) -> Iterator[Metric]:
     states = Counter(one.state for one in status.ranks)
     ranks = GaugeMetricFamily("rankscope_ranks", "Ranks by state.", labels=["state"])
@@ -172,15 +185,12 @@ def _of_ranks(status: ClusterStatus) -> Iterator[Metric]:
         ("gpu_memory", "bytes", "Memory held on the GPU.", lambda one: one.gpu_memory),
         ("silence", "seconds", "Since the last status.", lambda one: one.heartbeat_age),
     )
+    reported = [([str(one.rank)], one) for one in status.ranks if one.alive]
     for name, unit, about, value_of in values:
         family = GaugeMetricFamily(
             f"rankscope_{name}", about, labels=["rank"], unit=unit
         )
-        for one in status.ranks:
-            value = value_of(one)
-            if value is not None and one.alive:
-                family.add_metric([str(one.rank)], value)
-        yield family
+        yield _filled(family, reported, value_of)
 
 
 def _of_groups(
@@ -233,20 +243,12 @@ def _of_groups(
         counter = CounterMetricFamily(
             f"rankscope_{name}", about, labels=_PER_RANK, unit=unit
         )
-        for names, group in reported:
-            value = value_of(group)
-            if value is not None:
-                counter.add_metric(names, value)
-        yield counter
+        yield _filled(counter, reported, value_of)
     for name, unit, about, value_of in values:
-        family = GaugeMetricFamily(
+        gauge = GaugeMetricFamily(
             f"rankscope_{name}", about, labels=_PER_RANK, unit=unit
         )
-        for names, group in reported:
-            value = value_of(group)
-            if value is not None:
-                family.add_metric(names, value)
-        yield family
+        yield _filled(gauge, reported, value_of)
     late = GaugeMetricFamily(
         "rankscope_late_ratio",
         "Part of its last ops that the rank entered after the others.",

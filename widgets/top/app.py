@@ -151,9 +151,11 @@ class TopApp(App[str]):
 
     def _begin(self) -> None:
         # Here: the screen is there before they are imported.
-        from .live import STATUS, Live
+        from rankscope.engines.cluster.diagnosing import STATUS_INTERVAL
 
-        self.table.least_shown = STATUS + self._interval
+        from .live import Live
+
+        self.table.least_shown = STATUS_INTERVAL + self._interval
         try:
             self._cluster = cluster = self._get()
             self._live = Live(cluster, self._take, self._answer, self._interval)
@@ -216,8 +218,7 @@ class TopApp(App[str]):
         facts = [self.TITLE, head["title"], *head["facts"]]
         _say(self._head, " · ".join(facts))
         shape = SHAPES.get(banner["mood"], "○")
-        sentences = [banner["text"], *banner["more"], banner["last"]]
-        said = " ".join(filter(None, sentences))
+        said = " ".join(_sentences(banner))
         _say(self._banner, f": {said}", f"{shape} {banner['title']}")
         self._banner.set_classes(banner["mood"])
         self._draw_group(state)
@@ -357,8 +358,7 @@ class TopApp(App[str]):
         """Show all that the banner says, for which there may be no room."""
         if self.state is not None:
             banner = self.state["banner"]
-            said = [banner["text"], *banner["more"], banner["last"]]
-            self.push_screen(Reading(banner["title"], "\n\n".join(filter(None, said))))
+            self.push_screen(Reading(banner["title"], "\n\n".join(_sentences(banner))))
 
     def action_help(self) -> None:
         """Say what the keys do, and what the columns are."""
@@ -419,6 +419,11 @@ class TopApp(App[str]):
         if self._live is not None and what not in self._asked:
             self._asked.add(what)
             self._live.request(what, **parameters)
+
+
+def _sentences(banner: dict[str, Any]) -> list[str]:
+    """Return all that the banner says below its title."""
+    return [*filter(None, [banner["text"], *banner["more"], banner["last"]])]
 
 
 def _say(place: Static, text: str, title: str = "") -> None:

@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from rankscope.engines import Cluster, Job, StallWatch
+from rankscope.engines.cluster.diagnosing import STATUS_INTERVAL
 
 from ..board.actions import BoardActions
 from ..board.feed import BoardFeed
 from ..board.model import Message
 
-__all__ = ["BY", "STATUS", "Live"]
+__all__ = ["BY", "Live"]
 
-#: Seconds between two statuses of a rank at least: the watch for ops that hang asks a
-#: rank whose last one is older than a heartbeat.
-STATUS = 0.5
 #: The author of an abort, as the errors on the ranks show it.
 BY = "a terminal"
 
@@ -51,7 +49,7 @@ class Live:
         )
         # The ranks hear of verdicts from their notebook: this one is a guest.
         self._stalls = StallWatch(cluster, self._feed.show_verdicts, tells=False)
-        cluster.follow(STATUS)
+        cluster.follow(STATUS_INTERVAL)
         self._feed.watch(BY)
 
     def request(self, what: str, **parameters: Any) -> None:

@@ -43,10 +43,10 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             for rank in wait.any_of:
                 edges[wait.rank].add(rank)
                 awaited[rank].append(wait)
-    for rank, dead in _ended_by_deaths(picture, awaited):
-        # It waits for nobody any more: the dead rank is why it does not come.
-        edges[rank].add(dead)
-        awaited[dead] += awaited[rank]
+    for rank, other in _ended_by_others(picture, awaited):
+        # It waits for nobody any more: the other one is why it does not come.
+        edges[rank].add(other)
+        awaited[other] += awaited[rank]
     for rank in [one for one in edges if picture.rank(one).death is not None]:
         del edges[rank]
     free: dict[int, list[Wait]] = {}
@@ -78,17 +78,27 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
     return causes + _absences(known, picture)
 
 
-def _ended_by_deaths(
+def _ended_by_others(
     picture: Picture, awaited: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Return ranks that an error has ended, with a dead rank of the op's group."""
-    return [
-        (rank, other)
-        for rank in sorted(awaited)
-        if (group := picture.rank(rank).failed_in) is not None
-        for other in group.ranks
-        if picture.rank(other).death is not None
-    ]
+    """Return ranks whose cell an op's error has ended, each with one at fault for it.
+
+    A dead rank of the op's group, or one that issued the op unlike the others.
+    """
+    found = []
+    for rank in sorted(awaited):
+        group = picture.rank(rank).failed_in
+        if group is None:
+            continue
+        dead = [one for one in group.ranks if picture.rank(one).death is not None]
+        unlike = [
+            one
+            for difference in picture.differences
+            if difference.group == group and not difference.weak
+            for one in difference.culprits
+        ]
+        found += [(rank, other) for other in (*dead, *unlike) if other != rank]
+    return found
 
 
 def _unable(ranks: Sequence[int], picture: Picture) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ def find_causes(picture: Picture) -> list[Cause]:
     strong = [one for one in picture.differences if not one.weak]
     causes = [_of_difference(one, picture) for one in _first_of_each(strong, picture)]
     blamed = {rank for cause in causes for rank in cause.culprits}
-    blamed |= _ended_by(strong, picture)
     lags = _lags(picture, blamed)
     causes += lags
     blamed |= {rank for cause in lags for rank in cause.culprits}
@@ -48,14 +47,6 @@ def _first_of_each(
         if touched.isdisjoint(one.culprits):
             found.append(one)
     return found
-
-
-def _ended_by(differences: Sequence[Difference], picture: Picture) -> set[int]:
-    """Return ranks whose cell an op ended that ranks had issued unlike."""
-    groups = {one.group for one in differences}
-    return {
-        rank for rank, one in picture.evidence.ranks.items() if one.failed_in in groups
-    }
 
 
 def _of_difference(one: Difference, picture: Picture) -> Cause:

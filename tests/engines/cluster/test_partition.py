@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.engines.cluster import two_hosts
-from tests.environment import environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
@@ -24,19 +20,8 @@ def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
     if why := two_hosts.why_not():
         pytest.skip(why)
     before = _interfaces()
-    ran = subprocess.run(
-        [*two_hosts.UNSHARE, sys.executable, two_hosts.__file__],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "Traceback" not in ran.stderr
-    reported = [json.loads(line) for line in ran.stdout.splitlines()]
-    print(ran.stdout)
-    steps = {one["step"]: one for one in reported}
+    reported = two_hosts.steps_of(two_hosts.__file__)
+    steps: dict[str, Any] = {one["step"]: one for one in reported}
     steps["poor"] = [one for one in reported if one["step"] == "poor"]
     yield steps
     # Those of the hosts went with them.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.engines.cluster import slurm_jobs, two_hosts
 from tests.engines.cluster.test_ssh_hosts import PLACES
-from tests.environment import environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -23,22 +19,12 @@ def seen(
     """What the program saw at each step; it runs once."""
     if why := slurm_jobs.why_not():
         pytest.skip(why)
-    ran = subprocess.run(
-        [
-            *two_hosts.UNSHARE,
-            *("--mount", "--ipc", sys.executable, slurm_jobs.__file__),
-            tmp_path_factory.mktemp("slurm"),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
+    steps = two_hosts.steps_of(
+        slurm_jobs.__file__,
+        tmp_path_factory.mktemp("slurm"),
+        unshare=["--mount", "--ipc"],
         timeout=280,
-        check=False,
     )
-    print(ran.stdout)
-    assert ran.returncode == 0, ran.stderr
-    assert "Traceback" not in ran.stderr
-    steps = [json.loads(line) for line in ran.stdout.splitlines()]
     return {one["step"]: one for one in steps}
 
 

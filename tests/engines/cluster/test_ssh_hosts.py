@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.engines.cluster import ssh_hosts, two_hosts
-from tests.environment import environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
@@ -30,22 +26,12 @@ def seen(
     """What the program saw at each step; it runs once."""
     if why := ssh_hosts.why_not():
         pytest.skip(why)
-    ran = subprocess.run(
-        [
-            *two_hosts.UNSHARE,
-            *("--mount", "--ipc", sys.executable, ssh_hosts.__file__),
-            tmp_path_factory.mktemp("ssh"),
-        ],
-        env=environment(),
-        capture_output=True,
-        text=True,
+    steps = two_hosts.steps_of(
+        ssh_hosts.__file__,
+        tmp_path_factory.mktemp("ssh"),
+        unshare=["--mount", "--ipc"],
         timeout=280,
-        check=False,
     )
-    print(ran.stdout)
-    assert ran.returncode == 0, ran.stderr
-    assert "Traceback" not in ran.stderr
-    steps = [json.loads(line) for line in ran.stdout.splitlines()]
     return {one["step"]: one for one in steps}
 
 

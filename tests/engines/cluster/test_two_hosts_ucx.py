@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -28,18 +25,11 @@ def seen(_module_leaves_nothing: None) -> dict[str, Any]:
         pytest.skip(reason)
     if why := two_hosts.why_not(separate=True):
         pytest.skip(why)
-    ran = subprocess.run(
-        [*two_hosts.UNSHARE, "--mount", sys.executable, two_hosts_ucx.__file__],
+    steps = two_hosts.steps_of(
+        two_hosts_ucx.__file__,
+        unshare=["--mount"],
         env={k: v for k, v in environment().items() if not k.startswith("UCX_")},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    assert "Traceback" not in ran.stderr
-    print(ran.stdout)
-    steps = [json.loads(line) for line in ran.stdout.splitlines()]
     return {one["step"]: one for one in steps}
 
 

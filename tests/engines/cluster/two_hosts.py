@@ -18,7 +18,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +31,7 @@ from rankscope.engines import Cluster, ClusterError, Execution
 from rankscope.engines.cluster.launch import _CONTROLLER_ARGS
 from rankscope.engines.cluster.value_server import ValueServer
 from tests.engines.cluster.cable import TUN, Cable
+from tests.environment import environment
 
 WAIT = 60
 #: Of the group, in seconds.
@@ -88,6 +90,31 @@ def why_not(separate: bool = False) -> str:
             check=False,
         )
     return f"may not make namespaces: {tried.stderr}" if tried.returncode else ""
+
+
+def steps_of(
+    program: str,
+    *arguments: str | Path,
+    unshare: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    timeout: float = 150,
+) -> list[dict[str, Any]]:
+    """Run a program with a network of its own; return the steps that it prints.
+
+    `unshare`: what else it has for itself.
+    """
+    ran = subprocess.run(
+        [*UNSHARE, *unshare, sys.executable, program, *arguments],
+        env=environment() if env is None else env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
 def run(*command: str) -> None:

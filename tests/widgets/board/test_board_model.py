@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,9 @@ from rankscope.widgets.board.model import BoardModel, Message
 from rankscope.widgets.board.text import board_text
 from tests.widgets import simulated
 from tests.widgets.statuses import cluster, group, op, rank
+
+#: A group that was rebuilt, and has had no op since.
+FRESH = group(generation=1, completed=None, started=None, enqueued=None)
 
 
 def model(*ranks: RankStatus, now: float = 100.0) -> BoardModel:
@@ -529,14 +533,22 @@ class TestBanner:
             "Rebuild makes it usable again."
         )
 
-    def test_a_verdict_stays_after_a_rebuild_until_the_next_op(self) -> None:
-        status, verdicts = simulated.hang(4, 2)
+    @staticmethod
+    def rebuilt(
+        status: ClusterStatus, verdicts: Sequence[Verdict], *others: GroupStatus
+    ) -> BoardModel:
+        """Return a board after a hang and a rebuild; `others`: each rank's, in turn."""
         found = model(*status.ranks)
         found.show_verdicts(verdicts)
         found.delta()
-        fresh = group(generation=1, completed=None, started=None, enqueued=None)
-        found.update(cluster(*(rank(n, fresh) for n in range(4))), 101.0)
+        ranks = [rank(n, FRESH, *others[n : n + 1]) for n in range(4)]
+        found.update(cluster(*ranks), 101.0)
         found.delta()
+        return found
+
+    def test_a_verdict_stays_after_a_rebuild_until_the_next_op(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = self.rebuilt(status, verdicts)
         assert found.banner().title == "Idle"
         said = found.banner().last
         assert said.startswith("The last hang, before the rebuild: ")
@@ -548,21 +560,16 @@ class TestBanner:
 
     def test_a_later_hang_of_another_group_takes_its_place(self) -> None:
         status, verdicts = simulated.hang(4, 2)
-        found = model(*status.ranks)
-        found.show_verdicts(verdicts)
-        found.delta()
-        fresh = group(generation=1, completed=None, started=None, enqueued=None)
         rows = [
             replace(one, name="rows") for each in status.ranks for one in each.groups
         ]
-        found.update(cluster(*(rank(n, fresh, rows[n]) for n in range(4))), 101.0)
-        found.delta()
+        found = self.rebuilt(status, verdicts, *rows)
         assert found.banner().last
         found.show_verdicts([replace(verdicts[0], group=rows[0].key, groups=())])
         found.delta()
         assert found.verdicts
         assert found.banner().last == ""
-        found.update(cluster(*(rank(n, fresh, group("rows")) for n in range(4))), 102.0)
+        found.update(cluster(*(rank(n, FRESH, group("rows")) for n in range(4))), 102.0)
         found.delta()
         assert not found.verdicts
         assert found.banner().last == ""
