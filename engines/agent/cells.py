@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -243,7 +244,7 @@ class Cells:
         shown = None if error is None else explain(error)
         if shown is not error or isinstance(shown, DistAbortedError):
             assert shown is not None
-            exc_tuple = (type(shown), shown, _users_part(shown))
+            exc_tuple = (type(shown), *_users_part(shown))
         self._show_traceback(exc_tuple, *args, **kwargs)
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
@@ -254,14 +255,18 @@ class Cells:
             raise KeyboardInterrupt
 
 
-def _users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an error down to the user's innermost line.
+def _users_part(error: BaseException) -> tuple[BaseException, TracebackType | None]:
+    """Return an error and its traceback, down to the user's innermost line.
 
-    What is inside of an op that was aborted says nothing, and IPython reads the whole
-    source of each file in a traceback: half a second for torch's.
+    What is inside of an op that was aborted says nothing, nor does the connection that
+    it lost by the abort, and IPython reads the whole source of each file in a
+    traceback: half a second for torch's.
     """
     if not isinstance(error, DistAbortedError):
-        return error.__traceback__
+        return error, error.__traceback__
+    shown = copy.copy(error)
+    shown.__context__ = error.__context__
+    shown.__suppress_context__ = error.__suppress_context__
     links = []
     link = error.__traceback__
     while link is not None:
@@ -272,7 +277,7 @@ def _users_part(error: BaseException) -> TracebackType | None:
     found = None
     for link in reversed(links):
         found = TracebackType(found, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return found or error.__traceback__
+    return shown, found or error.__traceback__
 
 
 def _describe_exit(

@@ -110,6 +110,7 @@ def main() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     preload_backends()
+    rehearse_error()
     server.serve()
     run()
 
@@ -158,6 +159,15 @@ def preload_backends() -> None:
     for name, devices in registry.builtin_devices().items():
         if devices == ("cpu",):
             registry.resolve(name)
+
+
+def rehearse_error() -> None:
+    """Format a traceback: what IPython imports and looks up for the first one."""
+    formatter = importlib.import_module("IPython.core.ultratb").FormattedTB("Context")
+    try:
+        raise RuntimeError
+    except RuntimeError as error:
+        formatter.structured_traceback(RuntimeError, error, error.__traceback__)
 
 
 class _Server:

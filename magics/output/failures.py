@@ -75,8 +75,6 @@ WIDTH, MOST = 100, (2, 3, 1)
 #: Ops of which such an error has the ranks.
 OPS = 3
 
-# What Python writes between the traceback of a cause and that of its consequence.
-_CAUSE = "The above exception was the direct cause of the following exception:"
 # What `_folded` makes.
 _FOLDED = re.compile(r"… \d+ frames? inside rankscope")
 
@@ -172,14 +170,11 @@ def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
 def failure_key(error: RankError) -> Hashable:
     """Return a key that is equal for errors that are the same.
 
-    Of the traceback what is shown counts: ranks may meet one abort at different places
-    inside Rankscope, and one has lost a connection by it, which is no other error.
+    Of the traceback what is shown counts: ranks may meet one error at different places
+    inside Rankscope.
     """
     said = _gist(error)
     trace = _FOLDED.sub("…", plain("\n".join(_without_our_frames(error))))
-    if error.is_abort_echo:
-        # Above the first traceback there is a rule.
-        trace = trace.rpartition(_CAUSE)[2].lstrip("-\n ")
     if said != error.evalue:
         trace = trace.partition(said)[0]
     return (error.ename, error.line, _NUMBER.sub("#", said), _NUMBER.sub("#", trace))

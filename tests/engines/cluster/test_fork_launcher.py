@@ -49,6 +49,7 @@ from rankscope.engines.agent import fork_server
 for name in ("ipyparallel.engine.app", *fork_server.PRELOADED):
     importlib.import_module(name)
 fork_server.preload_backends()
+fork_server.rehearse_error()
 import asyncio, tornado.ioloop, zmq
 opened = []
 for number in os.listdir("/proc/self/fd"):

@@ -7,6 +7,7 @@ export const OUTCOME_SHOWN = 8_000; // ms for which the outcome of a click is sh
 const ARMED = 6_000; // ms for which a confirmation is offered
 const DOUBLE = 350; // ms within which a second click belongs to a double click
 const NAMED = 3; // groups that a question names
+const LONG = 1_000; // ms after which an abort tells how far it is
 
 /** "group 'tp'", or "2 hung groups, 'dp' and 'tp'". */
 export function nameGroups(groups, hung) {
@@ -19,8 +20,15 @@ export function nameGroups(groups, hung) {
   return `${labels.length}${hung ? " hung" : ""} groups, ${text},`;
 }
 
-function sizeOf(groups) {
-  return plural(new Set(groups.flatMap((group) => group.ranks)).size, "rank");
+const ranksOf = (groups) => new Set(groups.flatMap((group) => group.ranks)).size;
+const sizeOf = (groups) => plural(ranksOf(groups), "rank");
+
+/** "Aborting…", or "Aborting… 40 of 64 ranks" of `groups` after some `time`. */
+export function aborting(groups, time) {
+  const size = ranksOf(groups);
+  const left = groups.reduce((sum, group) => sum + group.flight, 0);
+  if (time < LONG || !left) return "Aborting…";
+  return `Aborting… ${size - Math.min(left, size)} of ${sizeOf(groups)}`;
 }
 
 class Action {
@@ -55,7 +63,7 @@ class Action {
     const able = this.able() && !this.running;
     // Not `disabled`: the focus would fall to the page, and nothing would say why.
     setAttribute(this.button, "aria-disabled", String(!able));
-    setText(this.button, this.running ? this.doing : this.label());
+    setText(this.button, this.running ? this.doing(this.ids, this.began) : this.label());
     setAttribute(this.button, "class", this.strong() && able ? "main strong" : "main");
     const { live, headline } = this.board.store;
     setAttribute(this.button, "title", live ? this.about() : headline.text);
@@ -107,9 +115,11 @@ class Action {
 
   run(groups) {
     this.running = true;
+    this.began = performance.now();
+    this.ids = groups.map((group) => group.id);
     this.board.showOutcome("", true);
     this.update();
-    const parameters = { ...this.parameters, groups: groups.map((group) => group.id) };
+    const parameters = { ...this.parameters, groups: this.ids };
     this.board.store.request(this.what(), parameters, (answer) => {
       this.running = false;
       this.board.showOutcome(answer.text ?? "", answer.ok);
@@ -142,7 +152,7 @@ export function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebu
     new Action(board, {
       name: "Profile",
       label: () => "Profile",
-      doing: "Profiling…",
+      doing: () => "Profiling…",
       about: () => "Show the calls that every rank is in now. Nothing is changed.",
       what: () => "profile",
       parameters: { seconds: 0 },
@@ -154,7 +164,7 @@ export function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebu
     new Action(board, {
       name: "Diagnose",
       label: () => "Diagnose",
-      doing: "Diagnosing…",
+      doing: () => "Diagnosing…",
       about: () => "Ask every rank what it waits for, and compare. Nothing is changed.",
       what: () => "diagnose",
       question: () => null,
@@ -164,7 +174,10 @@ export function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebu
     new Action(board, {
       name: "Abort",
       label: () => "Abort",
-      doing: "Aborting…",
+      doing: (ids, began) =>
+        aborting(
+          store.groups.filter(({ id }) => ids.includes(id)), performance.now() - began,
+        ),
       about: () => {
         if (refused("abort")) return refused("abort");
         if (!flying().length) return "Nothing is in flight.";
@@ -182,7 +195,7 @@ export function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebu
     new Action(board, {
       name: "Rebuild",
       label: () => (dead().length ? "Restart and rebuild" : "Rebuild"),
-      doing: "Rebuilding…",
+      doing: () => "Rebuilding…",
       about: () =>
         dead().length
           ? `Replace ${nameRanks(dead())} by fresh ranks, whose variables are lost, and ` +
