@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .base import Array, Backend
 __all__ = ["Op", "fuse"]
 
 
+@dataclass(slots=True, eq=False)
 class Op:
     """One call of an op on this rank.
 
@@ -37,51 +39,23 @@ class Op:
     reduction; :meth:`start` then calls the backend's method.
     """
 
-    __slots__ = (
-        "after",
-        "args",
-        "arrays",
-        "backend",
-        "device",
-        "kind",
-        "method",
-        "peer",
-        "reduce_op",
-        "reduction",
-        "result",
-        "splits",
-        "tag",
-    )
-
+    kind: OpType
+    device: str
+    arrays: Sequence[Array]
+    args: tuple[Any, ...]
+    _: KW_ONLY
+    result: Any = None
+    reduce_op: ReduceOp | None = None
+    peer: int | None = None
+    tag: int | None = None
+    splits: Splits | None = None
     # Set by `check`: the backend, what its method gets as the reduction, and what makes
     # the result of a sum, if the backend has SUM in the place of the reduction.
-    backend: Backend
-    reduction: Any
-    after: Callable[[], None] | None
-
-    def __init__(
-        self,
-        kind: OpType,
-        device: str,
-        arrays: Sequence[Array],
-        args: tuple[Any, ...],
-        *,
-        result: Any = None,
-        reduce_op: ReduceOp | None = None,
-        peer: int | None = None,
-        tag: int | None = None,
-        splits: Splits | None = None,
-    ) -> None:
-        self.kind = kind
-        self.device = device
-        self.arrays = arrays
-        self.args = args
-        self.result = result
-        self.reduce_op = reduce_op
-        self.peer = peer
-        self.tag = tag
-        self.splits = splits
-        self.method = kind.method
+    backend: Backend = field(init=False)
+    reduction: Any = field(init=False)
+    after: Callable[[], None] | None = field(init=False)
+    # The name of the backend's method; empty: that of the op.
+    method: str = field(init=False, default="")
 
     def check(self, backend: Backend) -> None:
         """Raise `TypeError` or `ValueError` where `backend` cannot do the op.
@@ -116,7 +90,7 @@ class Op:
             raise TypeError(
                 f"{self.kind.value}: check() of backend {backend.name!r} returned None "
                 f"for ReduceOp.{reduce_op.name}; it has to return reduce_op, or what "
-                f"the method {self.method} is to get instead"
+                f"the method {self.kind.value} is to get instead"
             )
 
     @property
@@ -136,7 +110,7 @@ class Op:
 
     def start(self) -> Work:
         """Call the method of the backend that `check` was given; return its Work."""
-        method = getattr(self.backend, self.method)
+        method = getattr(self.backend, self.method or self.kind.method)
         if self.reduce_op is None:
             work: Work = method(*self.args)
             return work
@@ -167,7 +141,7 @@ def fuse(ops: Sequence[Op]) -> Op:
         reduce_op=first.reduce_op,
     )
     fused.backend = first.backend
-    fused.method = f"{first.method}_coalesced"
+    fused.method = f"{first.kind.method}_coalesced"
     fused.after = None if first.after is None else fused._divide
     # Of arrays that may differ in dtype: what the backend made of one is not for all.
     fused.reduction = ReduceOp.SUM if first.after is not None else first.reduce_op

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DistBackendError, DistError
@@ -36,38 +37,32 @@ _COLLECTIVE = range(FIRST, FIRST + len(KINDS))
 _NAP, _NAP_MAX = 2e-5, 4e-3
 
 
+@dataclass(slots=True, eq=False)
 class _Receive:
     """A receive: it waits for its message, then it reads it."""
 
-    __slots__ = (
-        *("array", "comm", "source", "wanted", "expected", "tag"),
-        *("status", "probe", "messages", "requests", "unfit"),
-    )
+    array: Flat
+    comm: Any
+    source: int
+    #: MPI's tag that it waits for, and the one that the message should have.
+    wanted: int
+    expected: int
+    #: The queue's tag.
+    tag: int
+    #: Of the message, once there is one.
+    status: Any
+    #: The message and MPI's request to read it, once there are. What MPI returns is
+    #: put here by C code: an interrupt would lose it on its way to an attribute.
+    messages: list[Any] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
+    #: The message is another one than was expected: it is not read.
+    unfit: bool = False
+    #: What looks for the message: the arguments of `map`.
+    probe: tuple[Any, ...] = field(init=False)
 
-    def __init__(
-        self,
-        array: Flat,
-        comm: Any,
-        source: int,
-        wanted: int,
-        expected: int,
-        tag: int,
-        status: Any,
-    ) -> None:
-        #: MPI's tag that it waits for, and the one that the message should have; the
-        #: queue's tag.
-        self.wanted, self.expected, self.tag = wanted, expected, tag
-        self.array, self.comm, self.source = array, comm, source
-        #: Of the message, once there is one.
-        self.status = status
-        #: What looks for the message: the arguments of `map`.
-        self.probe = comm.Improbe, (source,), (wanted,), (status,)
-        #: The message and MPI's request to read it, once there are. What MPI returns is
-        #: put here by C code: an interrupt would lose it on its way to an attribute.
-        self.messages: list[Any] = []
-        self.requests: list[Any] = []
-        #: The message is another one than was expected: it is not read.
-        self.unfit = False
+    def __post_init__(self) -> None:
+        look, source, wanted = self.comm.Improbe, (self.source,), (self.wanted,)
+        self.probe = look, source, wanted, (self.status,)
 
 
 class MPITransport:

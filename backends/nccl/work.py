@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -150,38 +151,28 @@ class NCCLWork(Work):
         return super()._block(left)
 
 
+@dataclass(slots=True, eq=False)
 class Launch:
     """What is issued to NCCL at once: one op, or a batch within one NCCL group."""
 
-    __slots__ = (
-        *("arrays", "calls", "end_event", "issued", "ready_events"),
-        *("runnable_since_ns", "start_event", "stream", "works"),
-    )
+    stream: IssuingStream
+    works: Sequence[NCCLWork]
+    calls: Sequence[Call]
+    #: Arrays that are referenced until the op has ended: their memory pool would hand
+    #: out their memory again without regard to the group's stream.
+    arrays: Sequence[Any]
+    #: Events of the caller's streams that the op waits for.
+    ready_events: Sequence[Any]
+    start_event: Any = None
+    end_event: Any = None
+    #: Whether NCCL was called, though it may not have launched the op yet.
+    issued: bool = False
+    #: Since when the op is at the head of its device's queue and could start, as
+    #: ``time.time_ns``; 0 if it is not, or could not.
+    runnable_since_ns: int = 0
 
-    def __init__(
-        self,
-        stream: IssuingStream,
-        works: Sequence[NCCLWork],
-        calls: Sequence[Call],
-        arrays: Sequence[Any],
-        ready_events: Sequence[Any],
-    ) -> None:
-        self.stream = stream
-        self.works = works
-        self.calls = calls
-        #: Arrays that are referenced until the op has ended: their memory pool would
-        #: hand out their memory again without regard to the group's stream.
-        self.arrays = arrays
-        #: Events of the caller's streams that the op waits for.
-        self.ready_events = ready_events
-        self.start_event: Any = None
-        self.end_event: Any = None
-        #: Whether NCCL was called, though it may not have launched the op yet.
-        self.issued = False
-        #: Since when the op is at the head of its device's queue and could start,
-        #: as ``time.time_ns``; 0 if it is not, or could not.
-        self.runnable_since_ns = 0
-        for work in works:
+    def __post_init__(self) -> None:
+        for work in self.works:
             work.launch = self
 
     def mark_started(self) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ..errors import DistStoreError
@@ -19,16 +20,14 @@ __all__ = ["HashStore"]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class _Wait:
     """A request that waits for its keys, and its answer."""
 
-    __slots__ = ("callback", "done", "payload", "status")
-
-    def __init__(self, callback: Callable[[bytes], object] | None = None) -> None:
-        self.callback = callback
-        self.done = threading.Event()
-        self.status = b""
-        self.payload: Sequence[bytes] = ()
+    callback: Callable[[bytes], object] | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    status: bytes = b""
+    payload: Sequence[bytes] = ()
 
 
 class _Shared:

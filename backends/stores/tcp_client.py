@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -39,18 +40,16 @@ _REFUSALS = 3
 _END_WAIT = 0.5
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A request to the server, and its answer once the answer has arrived."""
 
-    __slots__ = ("callback", "done", "error", "number", "payload", "status")
-
-    def __init__(self, number: bytes, callback: Callable[[bytes], None] | None) -> None:
-        self.number = number
-        self.callback = callback
-        self.done = threading.Event()
-        self.status = b""
-        self.payload: list[bytes] = []
-        self.error: str | None = None
+    number: bytes
+    callback: Callable[[bytes], None] | None
+    done: threading.Event = field(default_factory=threading.Event)
+    status: bytes = b""
+    payload: list[bytes] = field(default_factory=list)
+    error: str | None = None
 
     def result(self) -> list[bytes]:
         if self.status == b"lost":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DistBackendError
@@ -52,19 +53,16 @@ class TruncationError(UCXError):
         self.tag, self.nbytes = tag, nbytes
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A message in flight: UCX's request, and what has come where it is a receive."""
 
-    __slots__ = ("is_receive", "nbytes", "pointer", "tag")
-
-    def __init__(
-        self, pointer: Any, is_receive: bool, tag: int = 0, nbytes: int = 0
-    ) -> None:
-        #: UCX's request; ``None`` once it is over: UCX may use it for another message.
-        self.pointer = pointer
-        self.is_receive = is_receive
-        #: Tag and bytes of what was received, once it was.
-        self.tag, self.nbytes = tag, nbytes
+    #: UCX's request; ``None`` once it is over: UCX may use it for another message.
+    pointer: Any
+    is_receive: bool
+    #: Tag and bytes of what was received, once it was.
+    tag: int = 0
+    nbytes: int = 0
 
 
 class Worker:

@@ -124,9 +124,6 @@ class BackgroundLoop:
             return _PAUSE_AFTER_ERROR
 
 
-_log = logging.getLogger(__name__)
-
-
 class CallbackThreads:
     """Daemon threads that run calls; a call that blocks delays no other one.
 
