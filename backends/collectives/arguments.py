@@ -13,26 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from ..devices.arrays import check_dtypes, check_list, check_size, device_type, native
+from ..devices.arrays import check_list, device_type, native
 from ..groups.process_group import ProcessGroup
+from ..interface.op import Op
 from ..quantities import as_int
 from ..rank_sets import name_ranks
 from ..work.op_type import OpType
 from ..work.reduce_op import PremulSum, ReduceOp
+from ..work.work import Work
 
 __all__ = [
     "Array",
+    "Call",
     "Place",
-    "check_equal_sizes",
     "check_op",
-    "check_own_part",
-    "check_same",
     "take",
     "take_device",
-    "take_list",
-    "take_on",
     "take_peer",
-    "take_root_list",
     "take_splits",
     "take_tag",
 ]
@@ -168,100 +165,112 @@ def take(
     return native(value, device, argument, where, writable=writable), device
 
 
-def take_on(
-    value: Array,
-    argument: str,
-    kind: OpType,
-    pg: ProcessGroup,
-    device: str,
-    *,
-    writable: bool = True,
-) -> Array:
-    """Validate one array that has to be on `device`."""
-    array, found = take(value, argument, kind, pg, writable=writable)
-    if found != device:
-        raise ValueError(
-            f"{Place(kind, pg)}: {argument} is on {found!r}, the other arrays are "
-            f"on {device!r}; expected one device type"
-        )
-    return array
+class Call(Place):
+    """The arrays of one call of an op, as the recorder lists them: inputs come first.
 
+    They are validated one after the other, and have to be on one device type.
+    """
 
-def take_list(
-    values: Sequence[Array],
-    argument: str,
-    kind: OpType,
-    pg: ProcessGroup,
-    device: str,
-    *,
-    writable: bool = True,
-) -> list[Array]:
-    """Validate a list with one array per rank, all on `device`."""
-    check_list(values, argument, pg.size(), Place(kind, pg))
-    return [
-        take_on(value, f"{argument}[{i}]", kind, pg, device, writable=writable)
-        for i, value in enumerate(values)
-    ]
+    __slots__ = ("arrays", "device", "names")
 
+    kind: OpType
 
-def take_root_list(
-    values: Sequence[Array] | None,
-    argument: str,
-    kind: OpType,
-    pg: ProcessGroup,
-    device: str,
-    root: int,
-    *,
-    writable: bool = True,
-) -> list[Array] | None:
-    """Validate a list that only the root gives."""
-    if pg.rank() != root:
-        if values:
+    def __init__(self, kind: OpType, pg: ProcessGroup) -> None:
+        super().__init__(kind, pg)
+        self.arrays: list[Array] = []
+        self.names: list[str] = []
+        self.device = ""
+
+    def take(self, value: Array, argument: str, *, writable: bool = True) -> Array:
+        """Validate one array; return it in native form."""
+        array, device = take(value, argument, self.kind, self.pg, writable=writable)
+        if self.device not in ("", device):
             raise ValueError(
-                f"{Place(kind, pg)}: {argument} is given, but this rank is not the "
-                f"root (rank {pg.ranks[root]}); expected None"
+                f"{self}: {argument} is on {device!r}, the other arrays are on "
+                f"{self.device!r}; expected one device type"
             )
-        return None
-    if values is None:
-        raise ValueError(
-            f"{Place(kind, pg)}: {argument} is missing; expected a list of "
-            f"{pg.size()} arrays on the root (rank {pg.ranks[root]})"
-        )
-    return take_list(values, argument, kind, pg, device, writable=writable)
+        self.device = device
+        self.arrays.append(array)
+        self.names.append(argument)
+        return array
 
+    def take_list(
+        self, values: Sequence[Array], argument: str, *, writable: bool = True
+    ) -> list[Array]:
+        """Validate a list with one array per rank."""
+        check_list(values, argument, self.pg.size(), self)
+        return [
+            self.take(value, f"{argument}[{i}]", writable=writable)
+            for i, value in enumerate(values)
+        ]
 
-def check_same(arrays: Sequence[Array], first: str, rest: str, where: Place) -> None:
-    """Raise `TypeError` unless all `arrays` have one dtype; `rest` names a list."""
-    check_dtypes(
-        arrays, [first, *(f"{rest}[{i}]" for i in range(len(arrays) - 1))], where
-    )
+    def take_root_list(
+        self,
+        values: Sequence[Array] | None,
+        argument: str,
+        root: int,
+        *,
+        writable: bool = True,
+    ) -> list[Array] | None:
+        """Validate a list that only the root gives."""
+        pg = self.pg
+        if pg.rank() != root:
+            if values:
+                raise ValueError(
+                    f"{self}: {argument} is given, but this rank is not the root "
+                    f"(rank {pg.ranks[root]}); expected None"
+                )
+            return None
+        if values is None:
+            raise ValueError(
+                f"{self}: {argument} is missing; expected a list of {pg.size()} "
+                f"arrays on the root (rank {pg.ranks[root]})"
+            )
+        return self.take_list(values, argument, writable=writable)
 
+    def check_dtypes(self) -> None:
+        """Raise `TypeError` unless all arrays have the dtype of the first."""
+        first, *others = self.arrays
+        for i, array in enumerate(others, 1):
+            if array.dtype != first.dtype:
+                raise TypeError(
+                    f"{self}: {self.names[i]} has dtype {array.dtype}, {self.names[0]} "
+                    f"has {first.dtype}; expected one dtype"
+                )
 
-def check_equal_sizes(
-    arrays: Sequence[Array], argument: str, size: int, other: str, where: Place
-) -> None:
-    """Raise `ValueError` unless each of `arrays` has `size` elements, as `other`."""
-    for i, array in enumerate(arrays):
-        check_size(array, f"{argument}[{i}]", size, f"the size of {other}", where)
+    def check_size(self, array: Array, argument: str, expected: int, why: str) -> None:
+        """Raise `ValueError` unless `array` has `expected` elements; `why` explains."""
+        if array.size != expected:
+            raise ValueError(
+                f"{self}: {argument} (shape {tuple(array.shape)}) has {array.size} "
+                f"elements; expected {expected}: {why}"
+            )
 
+    def check_sizes(
+        self, arrays: Sequence[Array], argument: str, size: int, other: str
+    ) -> None:
+        """Do `check_size` for each of a list, which has to be as large as `other`."""
+        for i, array in enumerate(arrays):
+            self.check_size(array, f"{argument}[{i}]", size, f"the size of {other}")
 
-def check_own_part(received: int, sent: int, pg: ProcessGroup, where: Place) -> None:
-    """Raise `ValueError` unless a rank receives from itself what it sends itself."""
-    if received != sent:
-        raise ValueError(
-            f"{where}: part {pg.rank()}, what this rank sends itself, has size {sent} "
-            f"in the input and {received} in the output; expected one size"
-        )
+    def check_own_part(self, received: int, sent: int) -> None:
+        """Raise `ValueError` unless this rank receives what it sends itself."""
+        if received != sent:
+            raise ValueError(
+                f"{self}: part {self.pg.rank()}, what this rank sends itself, has size "
+                f"{sent} in the input and {received} in the output; expected one size"
+            )
+
+    def issue(self, args: tuple[Any, ...], **facts: Any) -> Work:
+        """Issue the op: `args` are those of the backend's method, `facts` of `Op`."""
+        return self.pg.issue(Op(self.kind, self.device, self.arrays, args, **facts))
 
 
 def take_splits(
-    array: Array,
-    sizes: Sequence[int] | None,
-    argument: str,
-    pg: ProcessGroup,
-    where: Place,
+    array: Array, sizes: Sequence[int] | None, argument: str, where: Place
 ) -> list[int]:
     """Return the rows of dimension 0 of `array` for each rank; evenly by default."""
+    ranks = where.pg.size()
     if not array.shape:
         raise ValueError(f"{where}: {argument} has no dimension 0 to split")
     rows = array.shape[0]
@@ -269,18 +278,18 @@ def take_splits(
         counts = [] if sizes is None else [index(size) for size in sizes]
     except TypeError as error:
         raise TypeError(
-            f"{where}: {argument}_split_sizes={sizes!r}; expected {pg.size()} integers"
+            f"{where}: {argument}_split_sizes={sizes!r}; expected {ranks} integers"
         ) from error
     if not counts:
-        if rows % pg.size():
+        if rows % ranks:
             raise ValueError(
                 f"{where}: dimension 0 of {argument} (shape {tuple(array.shape)}) is "
-                f"not divisible by {pg.size()} ranks; give {argument}_split_sizes"
+                f"not divisible by {ranks} ranks; give {argument}_split_sizes"
             )
-        return [rows // pg.size()] * pg.size()
-    if len(counts) != pg.size() or min(counts) < 0 or sum(counts) != rows:
+        return [rows // ranks] * ranks
+    if len(counts) != ranks or min(counts) < 0 or sum(counts) != rows:
         raise ValueError(
-            f"{where}: {argument}_split_sizes={counts}; expected {pg.size()} "
+            f"{where}: {argument}_split_sizes={counts}; expected {ranks} "
             f"sizes of at least 0 that add up to {rows}, dimension 0 of {argument}"
         )
     return counts

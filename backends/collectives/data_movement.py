@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..devices.arrays import check_dtypes, check_list, check_size, device_type
 from ..devices.cuda_device import device_index
 from ..groups.membership import Group, member_group
 from ..interface.op import Op
@@ -14,20 +13,7 @@ from ..quantities import as_positive_seconds
 from ..work.op_timeout import op_timeout
 from ..work.op_type import OpType
 from ..work.work import Work
-from .arguments import (
-    Array,
-    Place,
-    check_equal_sizes,
-    check_own_part,
-    check_same,
-    take,
-    take_device,
-    take_list,
-    take_on,
-    take_peer,
-    take_root_list,
-    take_splits,
-)
+from .arguments import Array, Call, Place, take, take_device, take_peer, take_splits
 
 __all__ = [
     "all_gather",
@@ -136,21 +122,13 @@ def all_gather(
     pg = member_group(group, "all_gather")
     if pg is None:
         return None
-    where = Place(OpType.ALL_GATHER, pg)
-    array, device = take(tensor, "tensor", OpType.ALL_GATHER, pg, writable=False)
-    outputs = take_list(tensor_list, "tensor_list", OpType.ALL_GATHER, pg, device)
-    check_same([array, *outputs], "tensor", "tensor_list", where)
-    check_size(
-        outputs[pg.rank()],
-        f"tensor_list[{pg.rank()}]",
-        array.size,
-        "the size of this rank's tensor",
-        where,
-    )
-    call = Op(
-        OpType.ALL_GATHER, device, (array, *outputs), (outputs, array), result=outputs
-    )
-    return pg.issue(call).finish(async_op)
+    call = Call(OpType.ALL_GATHER, pg)
+    array = call.take(tensor, "tensor", writable=False)
+    outputs = call.take_list(tensor_list, "tensor_list")
+    call.check_dtypes()
+    own, name = outputs[pg.rank()], f"tensor_list[{pg.rank()}]"
+    call.check_size(own, name, array.size, "the size of this rank's tensor")
+    return call.issue((outputs, array), result=outputs).finish(async_op)
 
 
 def all_gather_into_tensor(
@@ -192,20 +170,13 @@ def all_gather_into_tensor(
     pg = member_group(group, "all_gather_into_tensor")
     if pg is None:
         return None
-    kind = OpType.ALL_GATHER_INTO_TENSOR
-    where = Place(kind, pg)
-    array, device = take(input_tensor, "input_tensor", kind, pg, writable=False)
-    output = take_on(output_tensor, "output_tensor", kind, pg, device)
-    check_dtypes([array, output], ["input_tensor", "output_tensor"], where)
-    check_size(
-        output,
-        "output_tensor",
-        array.size * pg.size(),
-        f"{pg.size()} ranks times {array.size} elements of input_tensor",
-        where,
-    )
-    call = Op(kind, device, (array, output), (output, array), result=output)
-    return pg.issue(call).finish(async_op)
+    call = Call(OpType.ALL_GATHER_INTO_TENSOR, pg)
+    array = call.take(input_tensor, "input_tensor", writable=False)
+    output = call.take(output_tensor, "output_tensor")
+    call.check_dtypes()
+    why = f"{pg.size()} ranks times {array.size} elements of input_tensor"
+    call.check_size(output, "output_tensor", array.size * pg.size(), why)
+    return call.issue((output, array), result=output).finish(async_op)
 
 
 def gather(
@@ -257,24 +228,14 @@ def gather(
     pg = member_group(group, "gather")
     if pg is None:
         return None
-    where = Place(OpType.GATHER, pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather", default=0)
-    array, device = take(tensor, "tensor", OpType.GATHER, pg, writable=False)
-    outputs = take_root_list(
-        gather_list, "gather_list", OpType.GATHER, pg, device, root
-    )
-    if outputs is not None:
-        check_same([array, *outputs], "tensor", "gather_list", where)
-        check_equal_sizes(outputs, "gather_list", array.size, "tensor", where)
-    call = Op(
-        OpType.GATHER,
-        device,
-        (array, *(outputs or ())),
-        (array, outputs, root),
-        peer=root,
-        result=outputs,
-    )
-    return pg.issue(call).finish(async_op)
+    call = Call(OpType.GATHER, pg)
+    array = call.take(tensor, "tensor", writable=False)
+    outputs = call.take_root_list(gather_list, "gather_list", root)
+    call.check_dtypes()
+    call.check_sizes(outputs or (), "gather_list", array.size, "tensor")
+    args = array, outputs, root
+    return call.issue(args, peer=root, result=outputs).finish(async_op)
 
 
 def scatter(
@@ -326,24 +287,14 @@ def scatter(
     pg = member_group(group, "scatter")
     if pg is None:
         return None
-    where = Place(OpType.SCATTER, pg)
     root = take_peer(pg, src, group_src, "src", "scatter", default=0)
-    array, device = take(tensor, "tensor", OpType.SCATTER, pg)
-    inputs = take_root_list(
-        scatter_list, "scatter_list", OpType.SCATTER, pg, device, root, writable=False
-    )
-    if inputs is not None:
-        check_same([array, *inputs], "tensor", "scatter_list", where)
-        check_equal_sizes(inputs, "scatter_list", array.size, "tensor", where)
-    call = Op(
-        OpType.SCATTER,
-        device,
-        (*(inputs or ()), array),
-        (array, inputs, root),
-        peer=root,
-        result=array,
-    )
-    return pg.issue(call).finish(async_op)
+    call = Call(OpType.SCATTER, pg)
+    inputs = call.take_root_list(scatter_list, "scatter_list", root, writable=False)
+    array = call.take(tensor, "tensor")
+    call.check_dtypes()
+    call.check_sizes(inputs or (), "scatter_list", array.size, "tensor")
+    args = array, inputs, root
+    return call.issue(args, peer=root, result=array).finish(async_op)
 
 
 def all_to_all(
@@ -386,26 +337,13 @@ def all_to_all(
     pg = member_group(group, "all_to_all")
     if pg is None:
         return None
-    kind = OpType.ALL_TO_ALL
-    where = Place(kind, pg)
-    check_list(input_tensor_list, "input_tensor_list", pg.size(), where)
-    device = device_type(input_tensor_list[0], "input_tensor_list[0]", where)
-    inputs = take_list(
-        input_tensor_list, "input_tensor_list", kind, pg, device, writable=False
-    )
-    outputs = take_list(output_tensor_list, "output_tensor_list", kind, pg, device)
-    check_dtypes(
-        [*inputs, *outputs],
-        [
-            *(f"input_tensor_list[{i}]" for i in range(pg.size())),
-            *(f"output_tensor_list[{i}]" for i in range(pg.size())),
-        ],
-        where,
-    )
+    call = Call(OpType.ALL_TO_ALL, pg)
+    inputs = call.take_list(input_tensor_list, "input_tensor_list", writable=False)
+    outputs = call.take_list(output_tensor_list, "output_tensor_list")
+    call.check_dtypes()
     own = pg.rank()
-    check_own_part(outputs[own].size, inputs[own].size, pg, where)
-    call = Op(kind, device, (*inputs, *outputs), (outputs, inputs), result=outputs)
-    return pg.issue(call).finish(async_op)
+    call.check_own_part(outputs[own].size, inputs[own].size)
+    return call.issue((outputs, inputs), result=outputs).finish(async_op)
 
 
 def all_to_all_single(
@@ -456,29 +394,21 @@ def all_to_all_single(
     pg = member_group(group, "all_to_all_single")
     if pg is None:
         return None
-    kind = OpType.ALL_TO_ALL_SINGLE
-    where = Place(kind, pg)
-    source, device = take(input, "input", kind, pg, writable=False)
-    target = take_on(output, "output", kind, pg, device)
-    check_dtypes([source, target], ["input", "output"], where)
-    sends = take_splits(source, input_split_sizes, "input", pg, where)
-    receives = take_splits(target, output_split_sizes, "output", pg, where)
+    call = Call(OpType.ALL_TO_ALL_SINGLE, pg)
+    source = call.take(input, "input", writable=False)
+    target = call.take(output, "output")
+    call.check_dtypes()
+    sends = take_splits(source, input_split_sizes, "input", call)
+    receives = take_splits(target, output_split_sizes, "output", call)
     if source.shape[1:] != target.shape[1:]:
         raise ValueError(
-            f"{where}: output has shape {tuple(target.shape)}, input "
+            f"{call}: output has shape {tuple(target.shape)}, input "
             f"{tuple(source.shape)}; expected the same shape after dimension 0"
         )
     own = pg.rank()
-    check_own_part(receives[own], sends[own], pg, where)
-    call = Op(
-        kind,
-        device,
-        (source, target),
-        (target, source, receives, sends),
-        result=target,
-        splits=(receives, sends),
-    )
-    return pg.issue(call).finish(async_op)
+    call.check_own_part(receives[own], sends[own])
+    args, splits = (target, source, receives, sends), (receives, sends)
+    return call.issue(args, result=target, splits=splits).finish(async_op)
 
 
 def barrier(

@@ -6,22 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..devices.arrays import check_dtypes, check_size
 from ..groups.membership import Group, member_group
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
-from .arguments import (
-    Array,
-    Place,
-    check_op,
-    check_same,
-    take,
-    take_list,
-    take_on,
-    take_peer,
-)
+from .arguments import Array, Call, check_op, take, take_peer
 from .sparse import is_sparse, sparse_all_reduce
 
 __all__ = [
@@ -245,23 +235,14 @@ def reduce_scatter(
     pg = member_group(group, "reduce_scatter")
     if pg is None:
         return None
-    kind = OpType.REDUCE_SCATTER
-    where = Place(kind, pg)
     check_op(op, "reduce_scatter", pg)
-    array, device = take(output, "output", kind, pg)
-    inputs = take_list(input_list, "input_list", kind, pg, device, writable=False)
-    check_same([array, *inputs], "output", "input_list", where)
-    check_size(
-        array,
-        "output",
-        inputs[pg.rank()].size,
-        f"the size of input_list[{pg.rank()}], this rank's part",
-        where,
-    )
-    call = Op(
-        kind, device, (*inputs, array), (array, inputs), result=array, reduce_op=op
-    )
-    return pg.issue(call).finish(async_op)
+    call = Call(OpType.REDUCE_SCATTER, pg)
+    inputs = call.take_list(input_list, "input_list", writable=False)
+    array = call.take(output, "output")
+    call.check_dtypes()
+    why = f"the size of input_list[{pg.rank()}], this rank's part"
+    call.check_size(array, "output", inputs[pg.rank()].size, why)
+    return call.issue((array, inputs), result=array, reduce_op=op).finish(async_op)
 
 
 def reduce_scatter_tensor(
@@ -305,20 +286,11 @@ def reduce_scatter_tensor(
     pg = member_group(group, "reduce_scatter_tensor")
     if pg is None:
         return None
-    kind = OpType.REDUCE_SCATTER_TENSOR
-    where = Place(kind, pg)
     check_op(op, "reduce_scatter_tensor", pg)
-    array, device = take(output, "output", kind, pg)
-    source = take_on(input, "input", kind, pg, device, writable=False)
-    check_dtypes([array, source], ["output", "input"], where)
-    check_size(
-        source,
-        "input",
-        array.size * pg.size(),
-        f"{pg.size()} ranks times {array.size} elements of output",
-        where,
-    )
-    call = Op(
-        kind, device, (source, array), (array, source), result=array, reduce_op=op
-    )
-    return pg.issue(call).finish(async_op)
+    call = Call(OpType.REDUCE_SCATTER_TENSOR, pg)
+    source = call.take(input, "input", writable=False)
+    array = call.take(output, "output")
+    call.check_dtypes()
+    why = f"{pg.size()} ranks times {array.size} elements of output"
+    call.check_size(source, "input", array.size * pg.size(), why)
+    return call.issue((array, source), result=array, reduce_op=op).finish(async_op)

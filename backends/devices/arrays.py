@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,7 @@ __all__ = [
     "DEVICE_TYPES",
     "Float8",
     "Float8Array",
-    "check_dtypes",
     "check_list",
-    "check_size",
     "device_type",
     "is_device_type",
     "native",
@@ -245,19 +242,6 @@ def _is_read_only(array: Any) -> bool:
     return interface is not None and bool(interface["data"][1])
 
 
-def check_dtypes(
-    arrays: Sequence[Any], arguments: Sequence[str], where: object
-) -> None:
-    """Raise `TypeError` unless all `arrays` have the dtype of the first."""
-    first = arrays[0].dtype
-    for array, argument in zip(arrays, arguments, strict=True):
-        if array.dtype != first:
-            raise TypeError(
-                f"{where}: {argument} has dtype {array.dtype}, {arguments[0]} has "
-                f"{first}; expected one dtype"
-            )
-
-
 def check_list(value: Any, argument: str, length: int, where: object) -> None:
     """Raise unless `value` is a list or tuple of `length` entries, one per rank.
 
@@ -272,17 +256,6 @@ def check_list(value: Any, argument: str, length: int, where: object) -> None:
         raise ValueError(
             f"{where}: {argument} has {len(value)} entries; expected {length}, one "
             "per rank of the group"
-        )
-
-
-def check_size(
-    array: Any, argument: str, expected: int, why: str, where: object
-) -> None:
-    """Raise `ValueError` unless `array` has `expected` elements; `why` explains."""
-    if array.size != expected:
-        raise ValueError(
-            f"{where}: {argument} (shape {tuple(array.shape)}) has {array.size} "
-            f"elements; expected {expected}: {why}"
         )
 
 

@@ -409,7 +409,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         backend = current.backends.get(device) or current.backend_for(device, op.kind)
         op.check(backend)
         if len(op.arrays) > 1:
-            check_overlap([op], self.rank(), self.size(), self.describe())
+            check_overlap([op], self.rank(), self.size(), self.describe)
         timeout = own_timeout() or self._spec.timeout
         record = Record(
             current.status,
@@ -505,7 +505,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         for run in runs:
             if len(run) > 1:
                 started = [pending.op for pending in run]
-                check_overlap(started, self.rank(), self.size(), self.describe())
+                check_overlap(started, self.rank(), self.size(), self.describe)
         issued: list[tuple[list[PendingOp], list[Work]]] = []
         # After a rebuild inside the block, that of the first op has ended.
         current = batch[0].generation

@@ -6,7 +6,7 @@ the part that this rank gives to itself is the part that it gets from itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -45,13 +45,18 @@ def _address(array: Array) -> int:
     return 0 if interface is None else int(interface["data"][0])
 
 
-def check_overlap(ops: Sequence[Op], rank: int, size: int, where: str) -> None:
+def check_overlap(
+    ops: Sequence[Op], rank: int, size: int, where: Callable[[], str]
+) -> None:
     """Raise `ValueError` where `ops`, which start at once, overlap in memory.
 
     They are one op, or those of one kind that a batch starts together. `where` is the
     group and the rank, for the message.
     """
-    if _are_apart([array for op in ops for array in op.arrays]):
+    arrays = ops[0].arrays
+    if len(ops) > 1:
+        arrays = [array for op in ops for array in op.arrays]
+    if _are_apart(arrays):
         return
     parts = [part for op in ops for part in _parts(op, rank, size)]
     parts = sorted((p for p in parts if p.end > p.start), key=lambda part: part.start)
@@ -63,7 +68,7 @@ def check_overlap(ops: Sequence[Op], rank: int, size: int, where: str) -> None:
         if other is not None and part.start < other.end:
             first, second = (part, other) if part.written else (other, part)
             raise ValueError(
-                f"{ops[0].kind.value} in {where}: {first.name} shares memory with "
+                f"{ops[0].kind.value} in {where()}: {first.name} shares memory with "
                 f"{second.name}; expected memory of its own for each array that is "
                 "written"
             )

@@ -110,7 +110,7 @@ def test_messages_objects_and_sparse_matrices(outputs: dict[str, str]) -> None:
         ("a column of a matrix", "ValueError: .*not C-contiguous"),
         ("a list", "TypeError: .*tensor is a list"),
         ("an output that is too small", "ValueError: .*4 elements; expected 16"),
-        ("two dtypes", "TypeError: .*float32.*float64; expected one dtype"),
+        ("two dtypes", "TypeError: .*float64.*float32; expected one dtype"),
         ("a rank that is not there", r"ValueError: .*src=4"),
         ("a list on every rank", "ValueError: .*this rank is not the root"),
     ],
