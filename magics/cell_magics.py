@@ -8,6 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Execution, PullError
+from rankscope.engines.cluster.lateness import located
 from rankscope.engines.wire.message_types import CELL_VALUE
 from rankscope.widgets.lateness_text import lateness_text
 
@@ -73,7 +74,9 @@ class CellMagics:
             raise
         if sampling is not None:
             with reported(command):
-                print(lateness_text(cluster.lateness(since=began), sampling.take()))
+                late = cluster.lateness(since=began)
+                findings = located(late.findings(), sampling.take())
+                print(lateness_text(late.groups(), findings))
         return found
 
     def _follow(

@@ -74,12 +74,16 @@ _JSON = """\
    "verdicts": [{"kind", "culprits", "group", "op", "sequence_number", "line",
                  "text", "consequences"}],
    "files": [{"path", "kind", "ranks", "problem"}],
-   "world_size"}
+   "world_size",
+   "late": [{"kind", "ranks", "group", "op", "line", "times", "of", "wait", "share",
+             "text"}]}
 Culprits and ranks are global ranks. Without a fault, verdicts is empty. A kind is one
 of "missing ranks", "rank dead", "rank busy elsewhere", "op mismatch", "order
 mismatch" (also of ranks that wait for each other), "size mismatch", "dtype mismatch",
 "root mismatch", "reduce op mismatch", "execution hang", and "undecided", of which no
-culprit is known. world_size is null if no file tells.
+culprit is known. world_size is null if no file tells. late has who kept
+the others waiting in ops that are over, where it is certain: in how many of how many
+ops, seconds each time, and the part of their time.
 
 With --pid and --jobs:
   {"version": 1,

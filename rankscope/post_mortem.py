@@ -14,7 +14,9 @@ from pathlib import Path
 from rankscope.backends.post_mortem.report import Report, examine
 from rankscope.backends.post_mortem.texts import KINDS
 from rankscope.backends.post_mortem.trace import trace
+from rankscope.backends.printable import printable
 from rankscope.command_output import DONE, FAILED, HANGS, say
+from rankscope.widgets.lateness_text import late_tables
 from rankscope.widgets.report.page import write_page
 
 __all__ = ["run"]
@@ -37,6 +39,8 @@ def run(values: argparse.Namespace) -> int:
         print(report.as_json())
     else:
         say(report.as_text())
+        if report.late and not report.verdicts:
+            say(printable(late_tables(report.late)))
     if report.verdicts:
         return HANGS
     if not any(one.recorded for one in report.evidence.ranks.values()):

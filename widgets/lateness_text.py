@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from rankscope.backends.observe.lateness import GroupLateness, Lateness, RankLateness
+from rankscope.backends.observe.lateness import (
+    GroupLateness,
+    LateFinding,
+    RankLateness,
+    late_lines,
+)
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines.cluster.lateness import late_lines, located
-from rankscope.engines.cluster.profiling import Profile
 
 from .tables import Column, Row, lines
 from .units import duration_text
 
-__all__ = ["lateness_text"]
+__all__ = ["COLUMNS", "late_rows", "late_tables", "lateness_text"]
 
 COLUMNS = (
     Column("rank", "rank", "global rank", True),
@@ -25,26 +28,36 @@ COLUMNS = (
 MOST = 16
 
 
-def lateness_text(lateness: Lateness, profile: Profile) -> str:
-    """Return a table for each group, and what is certain; `profile`: of that time."""
-    groups = lateness.groups()
-    certain = late_lines(located(lateness.findings(), profile))
+def lateness_text(
+    groups: Sequence[GroupLateness], findings: Iterable[LateFinding]
+) -> str:
+    """Return a table for each group, and what is certain."""
     if not groups:
         return "no rank was late: no collective that all ranks of a group enter"
-    out = [line for group in groups for line in _table(group)]
-    return "\n".join([*out, *(certain or ["no rank is late for certain"])])
+    said = late_lines(findings) or ["no rank is late for certain"]
+    return "\n".join([late_tables(groups), *said])
+
+
+def late_tables(groups: Iterable[GroupLateness]) -> str:
+    """Return a table for each group: how often a rank was late, and how it waited."""
+    return "\n".join(line for group in groups for line in _table(group))
 
 
 def _table(group: GroupLateness) -> Sequence[str]:
     title = f"group {group.key.name!r} ({name_ranks(group.key.ranks)})"
     if group.unknown:
         return [f"{title}: who is late is not known: {group.unknown}"]
-    most = sorted(group.ranks, key=lambda rank: -group.ranks[rank].late)[:MOST]
-    rows = [_row(rank, group.ranks[rank]) for rank in sorted(most)]
     count = max(one.of for one in group.ranks.values())
+    rows = late_rows(group)
     left = len(group.ranks) - len(rows)
     rest = [f"… and {left} more ranks"] if left else []
     return [f"{title}, {count} collectives:", *lines(COLUMNS, rows), *rest]
+
+
+def late_rows(group: GroupLateness) -> list[Row]:
+    """Return a row for each rank; of many, those that were late most often."""
+    most = sorted(group.ranks, key=lambda rank: -group.ranks[rank].late)[:MOST]
+    return [_row(rank, group.ranks[rank]) for rank in sorted(most)]
 
 
 def _row(rank: int, one: RankLateness) -> Row:

@@ -261,6 +261,13 @@ class GroupSource(Protocol):
         Any thread may call this while the main thread is blocked in an op.
         """
 
+    @property
+    def past(self) -> Mapping[str, Any]:
+        """``groups`` and the last ``records`` of groups that were destroyed together.
+
+        As `local_dump` has them, or as `joint_ops.slim` does; empty: there are none.
+        """
+
     def note_causes(self, found: Mapping[str, FoundCause]) -> None:
         """Keep why ops hang, by the id of the group, for the errors of those that fail.
 

@@ -21,6 +21,7 @@ from ..errors import DistAbortedError
 from .c_signals import end_by
 from .conclusion import Conclusion
 from .host_rank import HostRank
+from .last_line import last_line
 from .place import Place
 from .reports import LOOK as FROM_OUTSIDE
 from .reports import VERDICT_WAIT, Wish, say_on_stderr, until
@@ -164,9 +165,12 @@ class Reporter:
             meeting = joined.meeting
             with contextlib.suppress(OSError):
                 said = meeting.last_words(meeting.rank).exists()
+                # The exception that has ended the script, if one has.
+                error = getattr(sys, "last_value", None)
                 if not said and len(meeting.living()) > 1:
-                    # The exception that has ended the script, if one has.
-                    joined.reports.leave_words(getattr(sys, "last_value", None))
+                    joined.reports.leave_words(error)
+                if not said and error is None and (line := last_line(meeting)):
+                    self._say(f"rankscope: {line}")
             joined.leave()
 
     # -- the thread -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..work.op_type import spec_of
 from ..work.record_fields import UNSEEN
@@ -27,11 +27,29 @@ __all__ = [
     "align",
     "followed",
     "number_of",
+    "slim",
     "why_unknown",
 ]
 
 #: Nanoseconds by which ranks have to enter after the others to be late.
 LATE = 100_000
+
+
+#: What is needed of a record here, beside its line.
+_NEEDED = (
+    *("group_id", "generation", "collective_seq_id", "op", "backend", "is_p2p"),
+    *("state", "sizes", "splits"),
+    *("time_created_ns", "time_ended_ns", "time_waited_ns"),
+)
+
+
+def slim(record: Record) -> dict[str, Any]:
+    """Return what is needed of a record to tell who was late, as plain data."""
+    return {
+        **{name: record[name] for name in _NEEDED},
+        "uncounted_id": record.get("uncounted_id", 0),
+        "frame": {"source": record["frame"]["source"]},
+    }
 
 
 class Followed(NamedTuple):
@@ -92,7 +110,7 @@ def why_unknown(record: Record) -> str:
     if record["backend"] == "nccl":
         return "NCCL's ops are recorded when they are enqueued, not when a GPU is there"
     if record.get("time_waited_ns") is None:
-        return "its library does not record since when a rank waits"
+        return "nothing tells since when a rank waits for its ops"
     return ""
 
 
@@ -124,7 +142,8 @@ def followed(records: Iterable[Record]) -> Iterator[Followed]:
                 blocked += _blocked(record)
                 since[other] = before, blocked, excused or unequal or unknown
         if is_joint:
-            since[key] = record, 0, False
+            # Of one of which nobody knows who waits, the end is not exact, either.
+            since[key] = record, 0, bool(why_unknown(record))
 
 
 def _is_unequal(record: Record) -> bool:

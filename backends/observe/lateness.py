@@ -36,6 +36,7 @@ __all__ = [
     "Lateness",
     "RankLateness",
     "findings_of",
+    "late_lines",
 ]
 
 #: Ops of one line that are kept; what begins late in a long run is named soon, since
@@ -167,9 +168,15 @@ class Lateness:
     """Which ranks keep the others waiting in collectives that complete.
 
     It takes the records of the ranks as they come, and keeps the last ops of each line.
+
+    Parameters
+    ----------
+    ended : bool, default False
+        Whether the ranks have come to their end: then lines count that are left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ended: bool = False) -> None:
+        self._ended = ended
         self._hosts: dict[int, str] = {}
         # Group id → what is kept of it.
         self._groups: dict[str, _Group] = {}
@@ -270,16 +277,18 @@ class Lateness:
     def _judge(self, group: _Group) -> GroupLateness:
         if group.unknown:
             return GroupLateness(group.key, {}, unknown=group.unknown)
-        lines = _current(group.lines)
+        lines = group.lines if self._ended else _current(group.lines)
         clocks = align([one for ops in lines.values() for one in ops], self._hosts)
         moments = {
             where: [Moment.of(one, clocks) for one in ops]
             for where, ops in lines.items()
         }
+        # Of what runs, what it does now; else as much as is known.
+        counts = RECENT[::-1] if self._ended else RECENT
         found = [
             finding
             for (op, line), ops in moments.items()
-            if (finding := _first_finding(ops, group.key, op, line, clocks))
+            if (finding := _first_finding(ops, counts, group.key, op, line, clocks))
         ]
         kept = _without_pauses([one for ops in moments.values() for one in ops])
         ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
@@ -290,6 +299,11 @@ def findings_of(groups: Iterable[GroupLateness]) -> list[LateFinding]:
     """Return the findings of all `groups`, the most expensive first."""
     found = [one for group in groups for one in group.findings]
     return sorted(found, key=lambda one: -one.share)
+
+
+def late_lines(findings: Iterable[LateFinding]) -> list[str]:
+    """Return a line for each finding: ``late rank: rank 2 is last to enter …``."""
+    return [f"{one.pattern.value}: {one}" for one in findings]
 
 
 def _usual_line(records: Iterable[Record]) -> str:
@@ -340,10 +354,15 @@ def _share(ranks: Iterable[int], ops: Sequence[Moment]) -> float:
 
 
 def _first_finding(
-    ops: Sequence[Moment], key: GroupKey, op: str, line: str, clocks: Clocks
+    ops: Sequence[Moment],
+    counts: Iterable[int],
+    key: GroupKey,
+    op: str,
+    line: str,
+    clocks: Clocks,
 ) -> LateFinding | None:
-    """Return what is certain about the last ops of one line: a few, else more."""
-    for count in RECENT:
+    """Return what is certain about so many of the last ops of one line."""
+    for count in counts:
         last = ops[-count:]
         if len(last) == count or len(last) > RECENT[0]:
             shape = shape_of(last, len(key.ranks), clocks)

@@ -33,6 +33,7 @@ of our concepts, which are mapped like this:
 from __future__ import annotations
 
 import math
+import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -143,6 +144,7 @@ def flight_recorder(
         "version": VERSION,
         "pg_config": config,
         "comm_lib_version": "rankscope",
+        "host": socket.gethostname(),
         "pg_status": status,
         "entries": entries,
     }
@@ -224,6 +226,8 @@ def _course(run: Sequence[Record]) -> dict[str, Any]:
         "backend": first["backend"],
         "op": first["op"],
         "error": last["error"],
+        "splits": first.get("splits"),
+        "time_waited_ns": first.get("time_waited_ns"),
     }
     if completed and last["duration_ns"] is not None:
         found["duration_ms"] = last["duration_ns"] / 1e6

@@ -51,6 +51,8 @@ class Dump:
     #: The ranks that its name may mean, the likeliest first.
     named: tuple[int, ...] = ()
     modified_ns: int | None = None
+    #: Where it was written, if it tells.
+    host: str = ""
 
     def newest_ns(self) -> int:
         """Return the last time that it holds, 0 without one."""
@@ -94,6 +96,7 @@ def read_dump(file: RawFile) -> Dump:
         [_entry(entry, number) for number, entry in enumerate(entries)],
         ranks_in(file.name),
         file.modified_ns,
+        str(content.get("host") or "")[:100],
     )
 
 

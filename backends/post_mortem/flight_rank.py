@@ -8,8 +8,10 @@ from operator import itemgetter
 from typing import Any
 
 from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp, State
+from ..observe.records import Record
 from ..observe.torch_format import OPS
 from .flight_dump import Dump, Entry
+from .late_ops import late_records
 from .source_lines import users_line
 
 __all__ = ["RankDump", "condense", "end_batches_of_one", "note_empty_ones"]
@@ -66,6 +68,8 @@ class RankDump:
     newest_ns: int = 0
     #: Ops that have completed have their times.
     times: bool = False
+    #: Its last ops, for who was late: see `late_ops`.
+    late: list[Record] = field(default_factory=list)
     seen: dict[str, Arrays] = field(default_factory=dict)
 
 
@@ -77,6 +81,7 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     entries = sorted(dump.entries, key=itemgetter("record_id"))
     self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
     self.times = times
+    self.late = late_records(entries)
     gloos = [one for one in entries if one["profiling_name"].startswith("gloo:")]
     self.gloo = bool(gloos)
     # Our own records, which have the key `backend`, tell more than torch's of gloo.

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..observe.callers import Callers
 from ..observe.evidence import Evidence, combine
+from ..observe.lateness import GroupLateness, findings_of, late_lines
 from ..observe.root_cause import find_root_causes
 from ..observe.root_cause.facts import exceptions
 from ..observe.verdicts import Verdict
@@ -23,6 +24,7 @@ from .files import find_files
 from .flight_dump import is_cut_off, looks_like_dump, ranks_in, read_dump
 from .flight_rank import RankDump, condense, end_batches_of_one, note_empty_ones
 from .flight_recorder import KIND, evidence_of_dumps
+from .late_ops import lateness_of
 from .texts import Texts
 
 __all__ = ["Report", "examine"]
@@ -42,6 +44,8 @@ class Report:
     verdicts: tuple[Verdict, ...]
     files: tuple[EvidenceFile, ...]
     evidence: Evidence
+    #: Who kept the others waiting in ops that are over, of each group where one had to.
+    late: tuple[GroupLateness, ...] = ()
 
     @property
     def world_size(self) -> int | None:
@@ -75,6 +79,21 @@ class Report:
                 for one in self.files
             ],
             "world_size": self.world_size,
+            "late": [
+                {
+                    "kind": one.pattern.value,
+                    "ranks": list(one.ranks),
+                    "group": one.group.name,
+                    "op": one.op,
+                    "line": one.line,
+                    "times": one.times,
+                    "of": one.of,
+                    "wait": one.wait,
+                    "share": one.share,
+                    "text": str(one),
+                }
+                for one in findings_of(self.late)
+            ],
         }
 
     def as_text(self) -> str:
@@ -90,6 +109,7 @@ class Report:
             lines.append(self._read(recorded))
         elif not self.verdicts:
             lines += self.places()
+        lines += late_lines(findings_of(self.late))
         lines += [
             f"{one.path}: {one.problem}"
             for one in self.files
@@ -176,10 +196,15 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]
     verdicts = _with_ends(verdicts, evidence)
+    lateness = lateness_of(
+        {rank: one.late for rank, one in by_rank.items()},
+        {rank: one.dump for rank, one in by_rank.items()},
+    )
     return Report(
         tuple(verdicts),
         tuple(files[path] for path in sorted(files)),
         evidence,
+        tuple(one for one in lateness.groups() if not one.unknown),
     )
 
 

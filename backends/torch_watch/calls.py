@@ -68,6 +68,10 @@ _BLOCKING = ("gloo", "mpi")
 # Attribute of an error: the call of the op that it has ended.
 _FAILED = "__rankscope_call__"
 
+# Nanoseconds after its call in which an op that is waited for at once cannot have ended
+# long before: its end is when the wait returns.
+_AT_ONCE = 100_000
+
 # Calls that no poll has taken yet, at most.
 _KEPT = 4096
 
@@ -97,6 +101,9 @@ class Call:
     began_ns: int = 0
     returned_ns: int = 0
     ended_ns: int = 0
+    #: When a thread began to wait for the op, which was in flight; ``None``: that is
+    #: not seen, and `ended_ns` is only when somebody looked.
+    waited_ns: int | None = None
     error: str | None = None
     work: weakref.ref[Any] | None = None
     #: Whether Python code waited for the op, looked at it, or took its future.
@@ -198,6 +205,10 @@ class CallLog:
             if call is None:
                 return original(work, *args, **kwargs)
             call.waited = True
+            if call.backend in _BLOCKING:
+                now = time.time_ns()
+                if now - call.returned_ns < _AT_ONCE or not _is_completed(work):
+                    call.waited_ns = now
             try:
                 result = original(work, *args, **kwargs)
             except BaseException as error:
@@ -257,6 +268,8 @@ class CallLog:
 
     def _returned(self, call: Call, work: Any) -> None:
         if work is None:
+            # The call has waited itself.
+            call.waited_ns = call.began_ns
             self._end(call)
             return
         if not call.is_p2p:

@@ -152,6 +152,7 @@ class TorchRecord(OpEntry):
                 dtypes=self.dtypes,
                 reduce_op=self.reduce_op,
                 name_source=recorder.name_source,
+                waited_ns=None if self.call is None else self.call.waited_ns,
             ),
             "uncounted_id": 0 if self.call is None else self.call.uncounted,
         }

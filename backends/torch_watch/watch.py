@@ -16,6 +16,7 @@ from typing import Any
 from ..groups.abort_reason import FoundCause
 from ..groups.key import GroupKey
 from ..groups.world import world
+from ..observe.joint_ops import slim
 from ..work.flight_recorder import recorder
 from . import aborting, creation
 from .calls import CallLog
@@ -35,6 +36,9 @@ _log = logging.getLogger(__name__)
 #: The entries of torch's Flight Recorder, if the user has not set their number: a
 #: reading costs 10 µs for each.
 ENTRIES = 256
+
+#: Records of groups that are destroyed that are kept.
+PAST = 600
 
 #: The advice where torch records nothing.
 RECORDER_OFF = (
@@ -80,6 +84,8 @@ class TorchWatch:
         self._enqueued = 0
         self._lock = threading.RLock()
         self._read_at = self._dumped_at = 0.0
+        #: See `GroupSource.past`.
+        self.past: Mapping[str, Any] = {}
         #: What a person should change so that the watch sees all; mostly empty.
         self.advice: list[str] = []
         #: Mean CPU seconds of a reading.
@@ -131,6 +137,7 @@ class TorchWatch:
         on_broken.append(self._note_broken)
         self._undo.append(lambda: on_broken.remove(self._note_broken))
         self._undo.append(self._note_births(names))
+        self._undo.append(self._keep_past(names))
         with self._lock:
             self.names = names
             self._discover()
@@ -164,6 +171,31 @@ class TorchWatch:
             return register
 
         return torch.wrap_register(wrap)
+
+    def _keep_past(self, torch: Names) -> Callable[[], None]:
+        """Keep what tells of the last ops when all groups are destroyed."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def update(default: Any) -> Any:
+                if default is None and torch.default is not None:
+                    try:
+                        self.past = self._last_ops()
+                    except Exception:  # noqa: BLE001 - the script goes on
+                        _log.exception("what torch's groups did last is not kept")
+                return original(default)
+
+            return update
+
+        return torch.wrap_default(wrap)
+
+    def _last_ops(self) -> dict[str, Any]:
+        records = [slim(one) for one in self.records()[-PAST:]]
+        groups = {
+            one.key.id: {"name": one.name, "ranks": [*one.key.ranks]}
+            for one in self._groups.values()
+        }
+        return {"groups": groups, "records": records}
 
     # -- GroupSource -------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from .profiling import RATE, Profile, Sampled, Sampling, file_name, innermost_li
 __all__ = [
     "Lateness",
     "Recorded",
-    "late_lines",
     "located",
     "responding",
     "take",
@@ -90,11 +89,6 @@ def take(
     hosts = {one.rank: one.host for one in status.ranks}
     lateness.take(records.dumps, hosts=hosts, since_ns=ahead if since_ns else {})
     return records
-
-
-def late_lines(findings: Iterable[LateFinding]) -> list[str]:
-    """Return a line for each finding: ``late rank: rank 2 is last to enter …``."""
-    return [f"{one.pattern.value}: {one}" for one in findings]
 
 
 def watched(cluster: Recorded, lateness: Lateness) -> list[LateFinding]:

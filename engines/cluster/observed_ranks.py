@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import ClassVar, TypeVar
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.lateness import Lateness
+from rankscope.backends.observe.lateness import Lateness, late_lines
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 
@@ -436,7 +436,7 @@ class ObservedRanks:
         records = lateness.take(self, found)
         said = no_hang(status, *diagnosing.past_faults(status, records))
         findings = lateness.watched(self, found)
-        return "\n".join([said, *lateness.late_lines(findings)])
+        return "\n".join([said, *late_lines(findings)])
 
     def lateness(self, since: float | None = None) -> Lateness:
         """Return which ranks keep the others waiting in collectives that complete.

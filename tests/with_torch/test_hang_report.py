@@ -221,7 +221,7 @@ while os.environ["RANK"] == "1" and not (folder / "go").exists():
     assert left(tmp_path) == []
 
 
-def test_a_job_that_ends_well_writes_nothing(tmp_path: Path) -> None:
+def test_a_job_that_ends_well_writes_nothing_but_who_was_late(tmp_path: Path) -> None:
     code = """
     import multiprocessing
     dist.all_reduce(torch.ones(4))
@@ -232,12 +232,22 @@ def test_a_job_that_ends_well_writes_nothing(tmp_path: Path) -> None:
     worker.join()
     assert worker.exitcode == -15, worker.exitcode
     dist.all_reduce(torch.ones(4))
+    for step in range(45):
+        time.sleep(0.05 if rank == 1 else 0.005)
+        dist.all_reduce(torch.ones(4))  # late
     dist.destroy_process_group()
     """
     with Job(2, code, tmp_path) as job:
         assert job.finish() == 0, job.output
         assert not job.reports.exists()
         assert _SAID.search(job.output) is None
+        # What is said at the end of the last rank.
+        said = re.findall(r"^rankscope: late .*", job.output, re.MULTILINE)
+        line = f"all_reduce at train.py:{job.line('# late')}, "
+        assert len(said) == 1
+        assert said[0].startswith(
+            f"rankscope: late rank: rank 1 is last to enter {line}"
+        )
     assert left(tmp_path) == []
 
 

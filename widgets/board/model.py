@@ -25,11 +25,11 @@ from rankscope.backends.observe.lateness import (
     LateFinding,
     Lateness,
     findings_of,
+    late_lines,
 )
 from rankscope.backends.observe.verdicts import Fault, Verdict, on_group
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
-from rankscope.engines.cluster.lateness import late_lines
 from rankscope.engines.status import advice_of
 
 from ..units import duration_text

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from rankscope import __version__
 from rankscope.backends.observe.evidence import Evidence
+from rankscope.backends.observe.lateness import findings_of, late_lines
 from rankscope.backends.post_mortem.evidence_file import EvidenceFile
 from rankscope.backends.post_mortem.report import Report
 from rankscope.backends.rank_sets import name_ranks
 
 from ..absence_graph import in_fold, picture_of
+from ..lateness_text import COLUMNS, late_rows
 from .last_ops import Cell, GroupOps, last_ops
 from .markup import fold, mark, op_name, prose, ranks_html, text
 from .rank_rows import RankRow, all_ranks, line_of_op, rank_rows
@@ -61,6 +63,7 @@ def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
             "<main>",
             *_verdicts(report),
             _ranks(rank_rows(evidence, culprits, waiting), evidence),
+            _late(report),
             _ops(last_ops(evidence, groups)),
             _places(evidence),
             _files(report.files),
@@ -234,6 +237,35 @@ def _folded(titles: Sequence[str], rows: Sequence[str], noun: str) -> str:
 def _section(title: str, body: str, about: str = "") -> str:
     more = f' <span class="quiet">{about}</span>' if about else ""
     return f"<section><h2>{title}{more}</h2>{body}</section>" if body else ""
+
+
+# -- who kept the others waiting --------------------------------------------------
+
+
+def _late(report: Report) -> str:
+    said = [
+        f"<p>{prose(one, 1000)}</p>" for one in late_lines(findings_of(report.late))
+    ]
+    if report.verdicts and not said:
+        # What hangs is what a reader looks for.
+        return ""
+    shown = [*said]
+    for group in report.late[:_GROUPS]:
+        count = max(one.of for one in group.ranks.values())
+        ranks = name_ranks(group.key.ranks)
+        about = f"{text(ranks, 60)}, {_count(count, 'collective')}"
+        rows = [
+            "".join(f"<td>{text(row.texts[column.key])}</td>" for column in COLUMNS)
+            for row in late_rows(group)
+        ]
+        head = "".join(f'<th scope="col">{one.title}</th>' for one in COLUMNS)
+        shown.append(
+            f'<h3>{text(group.key.name, 200)} <span class="quiet">{about}</span></h3>'
+            f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{''.join(f'<tr>{one}</tr>' for one in rows)}</tbody></table></div>"
+        )
+    about = "in ops that are over, as far as it was recorded since when a rank waits"
+    return _section("Who kept the others waiting", "".join(shown), about)
 
 
 # -- the last ops ----------------------------------------------------------------

@@ -39,6 +39,9 @@ _MAKER = "_new_process_group_helper"
 #: The function of `C10D` that gives a group its name.
 _REGISTER = "_register_process_group"
 
+#: The function of `C10D` that sets the default group.
+_SET_DEFAULT = "_update_default_pg"
+
 Dump = Callable[[bool, bool, bool], bytes]
 
 
@@ -217,6 +220,13 @@ class Names:
         """Replace the function that gives groups their names; return the undoing."""
         return replace(self.c10d, _REGISTER, wrapper)
 
+    def wrap_default(self, wrapper: Wrapper) -> Callable[[], None]:
+        """Replace the function that sets the default group; return the undoing.
+
+        Its argument is None when all groups are destroyed.
+        """
+        return replace(self.c10d, _SET_DEFAULT, wrapper)
+
     def make(
         self, arguments: Mapping[str, Any], places: Mapping[int, int], *, default: bool
     ) -> Any:
@@ -316,7 +326,7 @@ _USES = {
     _MAKER: "groups are not noted when they are made, and not rebuilt",
     _REGISTER: "a new group is shown a moment later",
     "_unregister_process_group": "groups are not rebuilt",
-    "_update_default_pg": "groups are not rebuilt",
+    _SET_DEFAULT: "groups are not rebuilt, nor kept for the end once destroyed",
     "_set_pg_timeout": "groups are not rebuilt",
 }
 _REGISTRY_USES = {

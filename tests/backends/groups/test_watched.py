@@ -54,6 +54,7 @@ class Source:
     rank: int | None = 1
     world_size: int | None = 3
     advice: Sequence[str] = ()
+    past: Mapping[str, Any] = field(default_factory=dict)
     causes: Mapping[str, FoundCause] = field(default_factory=dict)
     made: list[Group] = field(
         default_factory=lambda: [Group("main", (0, 1, 2)), Group("tp", (1, 2))]

@@ -375,7 +375,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
 
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
     found = json.loads(examine([write(tmp_path, without_rank_2())]).as_json())
-    assert list(found) == ["version", "verdicts", "files", "world_size"]
+    assert list(found) == ["version", "verdicts", "files", "world_size", "late"]
     assert found["version"] == 1
     assert list(found["verdicts"][0]) == [
         *("kind", "culprits", "group", "op", "sequence_number", "line", "text"),
