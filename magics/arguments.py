@@ -26,6 +26,12 @@ __all__ = [
     "starts",
 ]
 
+#: Options of ``%dist_init`` for ranks that it starts.
+ONLY_AT_A_START = (
+    *("engines", "keep", "devices", "share_gpu", "force", "start_timeout"),
+    "lost_after",
+)
+
 
 def parse(command: Command, line: str) -> Values | None:
     """Return the values in `line`, or ``None`` after printing the help for --help."""
@@ -77,8 +83,7 @@ def check_init(values: Values) -> None:
             "torch's ops over Rankscope's group"
         )
     if not started:
-        only = ("engines", "keep", "devices", "share_gpu", "force", "start_timeout")
-        for name in only:
+        for name in ONLY_AT_A_START:
             if values[name]:
                 flag = name.replace("_", "-")
                 DIST_INIT.fail(f"--{flag} is for ranks that are started: -n is missing")
@@ -102,13 +107,11 @@ def _check_hosts(values: Values) -> None:
         return
     if hosts is not None and slurm is not None:
         DIST_INIT.fail("--hosts and --slurm both name the hosts: give one of them")
-    for name in ("engines", "keep"):
-        if values[name]:
-            given = "--slurm" if hosts is None else "--hosts"
-            DIST_INIT.fail(
-                f"--{name} does not go with {given}, which has a launcher of its own; "
-                "its ranks end with the notebook"
-            )
+    if values["engines"]:
+        given = "--slurm" if hosts is None else "--hosts"
+        DIST_INIT.fail(
+            f"--engines does not go with {given}, which has a launcher of its own"
+        )
     if hosts is None:
         return
     n = sum(hosts.values())

@@ -91,7 +91,10 @@ def kinds_of_values(shell: InteractiveShell) -> Kinds:
     return {
         "ranks": lambda text: _ranks(),
         "group": lambda text: _groups(),
-        "job": lambda text: [one.address for one in job_files()],
+        "job": lambda text: [
+            *(one.address for one in job_files()),
+            *(one.cluster_id for one in cluster_files()),
+        ],
         "backend": _backends,
         "torch_backend": lambda text: TORCH_BACKENDS,
         "launcher": lambda text: launcher_names(),

@@ -15,6 +15,8 @@ import numpy as np
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
+from rankscope.engines.cluster.cluster_file import cluster_files
+from rankscope.engines.cluster.hosts import LOST_AFTER
 from rankscope.engines.cluster.preconditions import check_folder
 from rankscope.engines.cluster.slurm import submission
 from rankscope.engines.status import name_groups
@@ -89,11 +91,14 @@ class RankscopeMagics(CellMagics):
         if cluster.advice:
             print(cluster.advice)
         if values["keep"]:
-            print(f"to attach again: %dist_init --cluster-id {cluster.cluster_id}")
+            print(
+                f"to attach again: %dist_attach {cluster.cluster_id}; %dist_shutdown "
+                "--all ends it"
+            )
         self._show_board()
 
     def dist_attach(self, command: Command, values: Values) -> None:
-        """Attach to the job of a script."""
+        """Attach to the job of a script, or to the ranks of another notebook."""
         if session.cluster is not None:
             if session.request == values:
                 print(f"already attached: {_size(session.cluster)}")
@@ -104,10 +109,13 @@ class RankscopeMagics(CellMagics):
             )
         with ProgressLine(self.shell) as progress, reported(command):
             progress.update("looking for the job")
-            job = Job.attach(values["address"], values["key"])
-            session.use(job, values)
-            may = "Abort allowed" if job.allow_abort else "read-only"
-            progress.done(f"{_size(job)} of {job.launcher} attached · {may}")
+            found = _attach(values, progress.update)
+            session.use(found, values)
+            if isinstance(found, Cluster):
+                progress.done(f"{_size(found)} attached · {_kind(found)}")
+            else:
+                may = "Abort allowed" if found.allow_abort else "read-only"
+                progress.done(f"{_size(found)} of {found.launcher} attached · {may}")
         self._show_board()
 
     def _show_board(self) -> None:
@@ -135,17 +143,24 @@ class RankscopeMagics(CellMagics):
         if cluster is None:
             print(session.ended or "no cluster: there is nothing to shut down")
             return
-        self._end(command, cluster)
+        self._end(command, cluster, values["everything"])
         if self.mode.options is not None:
             self.mode.options = None
             print("%dist_mode is off: cells run in the notebook")
 
-    def _end(self, command: Command, cluster: Cluster | Job) -> None:
-        """End the ranks, or detach from those that were attached."""
+    def _end(
+        self, command: Command, cluster: Cluster | Job, everything: bool = False
+    ) -> None:
+        """End the ranks, or detach from those that were attached, or are kept.
+
+        With `everything` those are ended, too.
+        """
+        if everything:
+            require_cluster(command)
         size = _size(cluster)
         with ProgressLine(self.shell) as progress, reported(command):
             # The board, and a saved notebook, keep the last state.
-            if not cluster.owned:
+            if isinstance(cluster, Job) or not (cluster.owned or everything):
                 dead = cluster.status(fresh=True, timeout=ANSWER).dead
                 session.drop()
                 cluster.close()
@@ -413,6 +428,7 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         remote_python=values["remote_python"],
         interface=values["interface"],
         start_timeout=values["start_timeout"] or 120,
+        lost_after=values["lost_after"] or LOST_AFTER,
         engines=values["engines"],
         keep=values["keep"],
         devices=values["devices"] or (),
@@ -420,6 +436,18 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
         force=values["force"],
         **common,
     )
+
+
+def _attach(values: Values, progress: Callable[[str], None]) -> Cluster | Job:
+    """Return what ``%dist_attach`` names: a cluster, or the job of a script."""
+    address = values["address"]
+    if values["slurm"] is not None:
+        return Cluster.attach(slurm=values["slurm"], progress=progress)
+    for one in cluster_files():
+        if one.cluster_id == address:
+            file = str(one.connection_file)
+            return Cluster.attach(connection_file=file, progress=progress)
+    return Job.attach(address, values["key"])
 
 
 def _dry_run(slurm: str | bool) -> str:

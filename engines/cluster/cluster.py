@@ -19,10 +19,10 @@ from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from ..wire.requests import Interrupt
 from . import launch, preconditions, recovery
-from .cluster_file import Announcement, ClusterFile
+from .cluster_file import Announcement, ClusterFile, file_of_job
 from .gpus import Gpus
 from .host_options import hosts_for
-from .hosts import HOSTS, HostSpec
+from .hosts import HOSTS, LOST_AFTER, HostSpec
 from .launched import Launched
 from .observed_ranks import FRESH
 from .ranks import Chosen, Ranks
@@ -112,6 +112,10 @@ class Cluster(Ranks):
         memory allow: 32 a core, 60 MB each.
     start_timeout : float, default 120
         Seconds that the start may take, once a job of `slurm` has its nodes.
+    lost_after : float, default 600
+        Seconds without a sign of life after which ranks of another host are given up,
+        and end. Until then they are unreachable, and go on when their host answers. It
+        is not for ranks that are processes of this one's host.
     progress : callable, optional
         Called with a line of text at each step.
 
@@ -188,9 +192,14 @@ class Cluster(Ranks):
         share_gpu: bool = False,
         force: bool = False,
         start_timeout: float = 120,
+        lost_after: float = LOST_AFTER,
         progress: Progress | None = None,
     ) -> None:
-        named = hosts_for(hosts, slurm, n, engines, keep, remote_python, interface)
+        if not lost_after > 0:
+            raise ValueError(f"lost_after={lost_after!r}: seconds, above 0")
+        named = hosts_for(
+            hosts, slurm, n, engines, keep, remote_python, interface, lost_after
+        )
         if named is not None:
             n, engines = len(named.names) or n, HOSTS
         # Without a number the nodes of a job decide.
@@ -223,7 +232,9 @@ class Cluster(Ranks):
             named.limited = True
         private.check()
         report = progress or _silent
-        launched = launch.prepare(engines, profile, cluster_id, guarded=not keep)
+        launched = launch.prepare(
+            engines, profile, cluster_id, guarded=not keep, lost_after=lost_after
+        )
         launched.hosts = named
         connected = False
         try:
@@ -287,6 +298,7 @@ class Cluster(Ranks):
         profile: str | None = None,
         cluster_id: str | None = None,
         connection_file: str | None = None,
+        slurm: str | None = None,
         backend: str | None = None,
         timeout: float | None = None,
         torch: bool | str = False,
@@ -306,6 +318,8 @@ class Cluster(Ranks):
             Where the cluster is: its `connection_file`, or its id in an IPython
             profile. Without both, the cluster of ``ipcluster start``, or the only one
             in the profile.
+        slurm : str, optional
+            The number of the job of Slurm that the ranks are in, in the place of these.
         backend : str, optional
             As for the class.
         timeout : float, optional
@@ -336,6 +350,8 @@ class Cluster(Ranks):
         private.check()
         report = progress or _silent
         report("looking for the cluster")
+        if slurm is not None:
+            connection_file = str(file_of_job(slurm).connection_file)
         found = launch.find(profile, cluster_id, connection_file, attach_timeout)
         self = cls.__new__(cls)
         self._connect(
@@ -395,7 +411,8 @@ class Cluster(Ranks):
         launched = self._launched
         controller_pid = None if launched is None else launched.controller_pid
         torch = self._registry.torch
-        self._announcement.update(controller_pid, self._registry.slots, torch)
+        job = "" if self.slurm_job is None else self.slurm_job.id
+        self._announcement.update(controller_pid, self._registry.slots, torch, job)
 
     @property
     def closed(self) -> bool:
@@ -487,7 +504,7 @@ class Cluster(Ranks):
                 "controller: start engines as before, then attach again"
             )
         launched.check_controller()
-        if launched.has_lost_engines:
+        if launched.has_lost_engines and launched.hosts is None:
             raise ClusterError(
                 "restart: the notebook that started these ranks has the connections to "
                 "their hosts: only it can start others there"

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from rankscope import __version__
 
+from ..errors import ClusterError
 from ..wire.requests import Hello, RankAssignment
 from ..wire.runtime_files import RuntimeFile, runtime_path
 from ..wire.torch_environment import TorchOptions
@@ -31,6 +32,8 @@ __all__ = [
     "ClusterFile",
     "cluster_files",
     "end_reason",
+    "file_of_job",
+    "is_elsewhere",
     "this_client",
 ]
 
@@ -60,6 +63,8 @@ class ClusterFile(RuntimeFile):
     #: identity of the engine.
     engines: Mapping[str, Mapping[str, Any]]
     world_size: int
+    #: The number of the job of Slurm that the ranks are in, if they are in one.
+    job: str = ""
     #: Why the cluster was stopped by another process, once it was.
     stopped: str = ""
 
@@ -71,6 +76,7 @@ class ClusterFile(RuntimeFile):
         controller_pid: int | None,
         slots: Sequence[RankSlot],
         torch: TorchOptions | None,
+        job: str = "",
     ) -> ClusterFile:
         """Describe the cluster with `slots` that this process uses."""
         started = None
@@ -101,6 +107,7 @@ class ClusterFile(RuntimeFile):
                 if slot.alive
             },
             world_size=len(slots),
+            job=job,
         )
 
     @classmethod
@@ -175,10 +182,11 @@ class Announcement:
         controller_pid: int | None,
         slots: Sequence[RankSlot],
         torch: TorchOptions | None,
+        job: str = "",
     ) -> None:
         """Write the file, with the present ranks."""
         file = ClusterFile.of(
-            self._cluster_id, self._profile, controller_pid, slots, torch
+            self._cluster_id, self._profile, controller_pid, slots, torch, job
         )
         try:
             file.write()
@@ -229,6 +237,32 @@ def cluster_files() -> list[ClusterFile]:
                     remove(path)
             one.remove()
     return found
+
+
+def file_of_job(number: str) -> ClusterFile:
+    """Return the file of the cluster whose ranks are in a job of Slurm.
+
+    Raises `ClusterError` where no file of this user names the job.
+    """
+    jobs = {one.job: one for one in reversed(cluster_files()) if one.job}
+    if number not in jobs:
+        there = f"; there are ranks in {', '.join(sorted(jobs))}" if jobs else ""
+        raise ClusterError(
+            f"no ranks of yours are known in Slurm's job {number}{there}. Those that a "
+            "notebook of another host has started are found where both have the same "
+            "home"
+        )
+    return jobs[number]
+
+
+def is_elsewhere(cluster_id: str, profile: str) -> bool:
+    """Return whether the controller of a cluster is known to be on another host."""
+    nodes = {
+        one.node
+        for one in ClusterFile.load_all()
+        if (one.cluster_id, one.profile) == (cluster_id, profile) and one.controller
+    }
+    return bool(nodes) and socket.gethostname() not in nodes
 
 
 def end_reason(how: str) -> str:

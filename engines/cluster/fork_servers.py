@@ -34,7 +34,7 @@ class ForkServer(LeashedProcess):
     ----------
     command : sequence of str
         Runs `MODULE`: with this Python, or by ssh or srun with that of another host.
-    on_end, env, cwd : optional
+    on_end, env, cwd, kept : optional
         As for the base class.
     """
 
@@ -45,9 +45,10 @@ class ForkServer(LeashedProcess):
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        kept: bool = False,
     ) -> None:
         self._by_pid: dict[int, Forked] = {}
-        super().__init__(command, on_end, env=env, cwd=cwd)
+        super().__init__(command, on_end, env=env, cwd=cwd, kept=kept)
 
     async def fork(
         self,

@@ -14,6 +14,7 @@ from traitlets import Any as AnyTrait
 from ..errors import ClusterStartError
 from .fork_launcher import ForkedEngineLauncher
 from .fork_servers import ForkServer
+from .host_options import kept_hosts
 from .hosts import Hosts
 
 __all__ = ["HostEngineLauncher", "HostEngineSetLauncher"]
@@ -70,7 +71,7 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
     """Engines that the fork servers of `hosts` start, as the ranks `ranks`.
 
     What ipyparallel makes out of a cluster file has no fork servers: those are of the
-    process that started them, with which its engines end.
+    process that started them, with which its engines end, unless they are kept.
     """
 
     #: In cluster files: how ipyparallel imports this class.
@@ -80,6 +81,9 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
 
     hosts = AnyTrait()
     ranks = AnyTrait()
+
+    #: Whether another process has started these engines.
+    found = False
 
     async def start(self, n: int) -> None:
         """Fork `n` engines, each on the host of its rank."""
@@ -95,13 +99,14 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
             urlsplit(info["interface"]).hostname or "", int(info["registration"])
         )
         super().start(n)
+        hosts.engine_args = hosts.engine_args or self.engine_args
         engines: dict[str, dict[Any, dict[str, Any]]] = {}
         for rank, launcher in zip(self.ranks, self.launchers.values(), strict=True):
             name = hosts.names[rank]
             launcher.place(hosts, name)
             engines.setdefault(name, {})[launcher] = {
                 "output": None,
-                "arguments": launcher.engine_args,
+                "arguments": hosts.engine_args,
                 "job_rank": rank,
             }
         # The paths of this host's profile are none of the others.
@@ -128,11 +133,14 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a cluster file has: no pids, which are those of other hosts."""
-        return {**super().to_dict(), "engines": {}}
+        hosts = self.hosts.record() if self.hosts and self.hosts.kept else None
+        return {**super().to_dict(), "engines": {}, "hosts": hosts}
 
     @classmethod
     def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> HostEngineSetLauncher:
         """Return a set of engines that cannot be reached from here."""
         launcher = cls(**kwargs)
-        launcher.state = "running"
+        launcher.state, launcher.found = "running", True
+        if d.get("hosts"):
+            launcher.hosts = kept_hosts(d["hosts"])
         return launcher

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..errors import ClusterError
 from .hosts import Hosts, HostSpec, parse_hosts
 from .slurm import SlurmJob
 from .slurm_hosts import SlurmHosts
 from .ssh_hosts import SshHosts
 
-__all__ = ["hosts_for"]
+__all__ = ["hosts_for", "kept_hosts"]
 
 
 def hosts_for(
@@ -19,6 +22,7 @@ def hosts_for(
     keep: bool,
     remote_python: str | None,
     interface: str | None,
+    lost_after: float,
 ) -> Hosts | None:
     """Return the hosts that the options of a cluster name; ``None``: this one alone.
 
@@ -37,23 +41,40 @@ def hosts_for(
         raise ClusterError("hosts= and slurm= both name the hosts: give one of them")
     if engines is not None:
         raise ClusterError(f"engines={engines!r}: hosts have a launcher of their own")
-    if keep:
-        raise ClusterError(
-            "keep=True: the ranks of hosts end with the process that started them"
-        )
     if hosts is None:
         try:
             job = SlurmJob(slurm)
         except ValueError as error:
             raise ValueError(f"slurm={slurm!r}: {error}") from None
-        return SlurmHosts(job, n, remote_python, interface)
+        job.kept = keep
+        of_job = SlurmHosts(job, n, remote_python, interface, lost_after)
+        of_job.kept = keep
+        return of_job
     try:
         ranks = parse_hosts(hosts)
     except (OSError, ValueError) as error:
         raise ValueError(f"hosts={hosts!r}: {error}") from None
-    named = SshHosts(ranks, remote_python, interface)
+    named = SshHosts(ranks, remote_python, interface, lost_after)
+    named.kept = keep
     if n not in (None, len(named.names)):
         raise ClusterError(
             f"n={n}: hosts={hosts!r} have {len(named.names)} ranks; leave n out"
         )
     return named
+
+
+def kept_hosts(record: Mapping[str, Any]) -> Hosts:
+    """Return the hosts of a cluster that another process has started and kept.
+
+    `record` is what `Hosts.record` returned there.
+    """
+    found: Hosts
+    if record["job"] is None:
+        found = SshHosts(record["ranks"], *record["options"])
+    else:
+        found = SlurmHosts(SlurmJob(number=record["job"]), None, *record["options"])
+        found.ranks = dict(record["ranks"])
+    found.descriptions = dict(record["descriptions"])
+    found.engine_args = record["engine_args"]
+    found.kept = True
+    return found

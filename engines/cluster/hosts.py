@@ -20,7 +20,7 @@ from rankscope.backends.stores.process_end import describe_exit_code
 from ..errors import ClusterStartError
 from . import preconditions
 from .fork_servers import ForkServer
-from .leashed import ProcessEnd
+from .leashed import LeashedProcess, ProcessEnd
 from .slurm import SlurmJob
 
 __all__ = [
@@ -40,9 +40,10 @@ HostSpec = str | os.PathLike[str] | Mapping[str, int]
 
 #: The name of the launcher that starts ranks on them.
 HOSTS = "hosts"
-#: Seconds without an answer after which the connection to a host is given up, and its
-#: ranks end: here by ssh, there by the heartbeat of the controller.
-LOST_AFTER = 600
+#: Seconds without a sign of life after which ranks elsewhere are given up, and end: a
+#: cable may be out for minutes, and a laptop asleep. By ssh, and by the heartbeats
+#: between controller and engine.
+LOST_AFTER = 600.0
 #: Seconds that hosts get to end their ranks.
 _END = 5.0
 
@@ -116,6 +117,8 @@ class Hosts:
     interface : str, optional
         The network interface of this host, or its address, at which the others reach
         the controller; by default the one by which ssh has reached them.
+    lost_after : float, default `LOST_AFTER`
+        Seconds after which a host that does not answer is given up.
     """
 
     def __init__(
@@ -123,10 +126,12 @@ class Hosts:
         ranks: Mapping[str, int],
         python: str | None = None,
         interface: str | None = None,
+        lost_after: float = LOST_AFTER,
     ) -> None:
         self.ranks = dict(ranks)
         self.python = python or sys.executable
         self.interface = interface
+        self.lost_after = lost_after
         self.servers: dict[str, ForkServer] = {}
         #: What each host has said of itself.
         self.descriptions: dict[str, dict[str, Any]] = {}
@@ -138,6 +143,10 @@ class Hosts:
         self.job: SlurmJob | None = None
         #: Whether `close` was called.
         self.closing = False
+        #: Whether the ranks may outlive this process.
+        self.kept = False
+        #: The arguments of the engines, once some were started.
+        self.engine_args: list[str] = []
 
     @property
     def names(self) -> list[str]:
@@ -180,7 +189,10 @@ class Hosts:
         Raises `ClusterStartError` that says what to do.
         """
         server = self.servers[name] = ForkServer(
-            self.command(name), self._server_ended, env=self.environment_here()
+            self.command(name),
+            self._server_ended,
+            env=self.environment_here(),
+            kept=self.kept,
         )
         try:
             answer = await server.reply()
@@ -191,8 +203,8 @@ class Hosts:
 
     async def connect_again(self, names: Iterable[str]) -> None:
         """Connect to those of the hosts whose connection has ended."""
-        lost = [name for name in names if not self.servers[name].is_open]
-        await asyncio.gather(*map(self.connect, lost))
+        there = {name for name, one in self.servers.items() if one.is_open}
+        await asyncio.gather(*map(self.connect, {*names} - there))
 
     def _why_ended(self, name: str) -> str:
         """Return why the process of a host has ended before it said anything."""
@@ -293,9 +305,7 @@ class Hosts:
 
     def processes(self) -> list[psutil.Process]:
         """The processes of this host: those that hold a job, and the ranks of hosts."""
-        own = None if self.job is None else self.job.process
-        held = [] if own is None else [own]
-        return [*held, *(one.process for one in self.servers.values())]
+        return [one.process for one in self._leashed()]
 
     def _server_ended(self, server: ForkServer) -> None:
         name = next(name for name, one in self.servers.items() if one is server)
@@ -309,9 +319,41 @@ class Hosts:
         for launcher in server.take_engines():
             launcher.ended(None, why=why)
 
+    def keep(self, controller: int | None) -> None:
+        """Have the ranks end with the process `controller` of this host.
+
+        ``None``: with this process again.
+        """
+        for process in self._leashed():
+            process.keep(controller)
+
+    def release(self) -> None:
+        """Let go of ranks that are kept, on the thread of the loop."""
+        self.closing = True
+        for process in self._leashed():
+            process.release()
+        if self.job is not None:
+            self.job.stop_watching()
+
+    def _leashed(self) -> list[LeashedProcess]:
+        salloc = None if self.job is None else self.job.salloc
+        return [*([] if salloc is None else [salloc]), *self.servers.values()]
+
+    def record(self) -> dict[str, Any]:
+        """Return what another process needs to start ranks there; see `kept_hosts`."""
+        return {
+            "job": None if self.job is None else self.job.id,
+            "ranks": self.ranks,
+            "descriptions": self.descriptions,
+            "engine_args": self.engine_args,
+            "options": [self.python, self.interface, self.lost_after],
+        }
+
     def close(self) -> None:
         """End the ranks of all hosts, on the thread of the loop."""
         self.closing = True
+        if self.kept:
+            self.keep(None)
         deadline = time.monotonic() + _END
         for server in self.servers.values():
             server.end_input()

@@ -28,7 +28,7 @@ from rankscope.backends.interface.registry import resolve
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from . import controller_main
-from .cluster_file import cluster_files
+from .cluster_file import cluster_files, is_elsewhere
 from .files import session_folder
 from .fork_launcher import ForkedEngineSetLauncher
 from .host_launcher import HostEngineSetLauncher
@@ -59,16 +59,13 @@ SPAWN = "spawn"
 HEARTBEAT = 250
 #: Milliseconds after a heartbeat of the controller at which an engine looks for it.
 _CHECK_LATE = 500
-#: Heartbeats that an engine may miss: half a minute, ipyparallel's default.
-MISSES = 120
-#: The same where the end of an engine is reported without heartbeats: a person may keep
-#: a rank at a debugger for hours.
+#: Heartbeats that an engine may miss whose end is reported without them: a person may
+#: keep a rank at a debugger for hours.
 ANY_MISSES = 2**31 - 1
 #: Ports that a controller listens at, and some more.
 _PORTS = 24
 _CONTROLLER_ARGS: dict[str, object] = {
     "HeartMonitor.period": HEARTBEAT,
-    "HeartMonitor.max_heartmonitor_misses": MISSES,
     # ERROR: its log would grow by a line per cell and status message.
     "IPController.log_level": 40,
     # The hub would keep every cell's code, arrays and outputs for ever.
@@ -108,12 +105,19 @@ def needs_launcher(backend: str) -> bool:
 
 
 def prepare(
-    engines: str, profile: str | None, cluster_id: str | None, *, guarded: bool
+    engines: str,
+    profile: str | None,
+    cluster_id: str | None,
+    *,
+    guarded: bool,
+    lost_after: float = LOST_AFTER,
 ) -> Launched:
     """Make a cluster that is not started yet.
 
     `engines` is a launcher's name or `HOSTS`, `profile` an IPython profile,
-    `cluster_id` by default a new one. A `guarded` cluster ends with this process.
+    `cluster_id` by default a new one. A `guarded` cluster ends with this process. An
+    engine that is silent for `lost_after` seconds is given up, unless its process is
+    one of this machine, or the process that leads to it.
 
     Raises `ClusterStartError` for a launcher that is not there.
     """
@@ -162,8 +166,8 @@ def prepare(
     local = (LocalEngineSetLauncher, ForkedEngineSetLauncher, HostEngineSetLauncher)
     # This process waits for those of the engines as long as the cluster is there.
     waits = guarded and cluster.engine_launcher_class in local
-    if waits:
-        chosen["HeartMonitor.max_heartmonitor_misses"] = ANY_MISSES
+    misses = ANY_MISSES if waits else int(1000 * lost_after / HEARTBEAT)
+    chosen["HeartMonitor.max_heartmonitor_misses"] = misses
     if "engine_args" not in cluster.config.EngineLauncher:
         # On a busy machine 5 s, the default, are too few for the controller.
         arguments = ["--IPEngine.timeout=60"]
@@ -171,9 +175,8 @@ def prepare(
             # A nanny sends signals to its engine and reports its end to the hub. This
             # process does both. A third of a second of CPU time, 25 MiB for each rank.
             arguments.append("--IPEngine.enable_nanny=False")
-        if engines == HOSTS:
-            # A cable may be out for minutes, and a laptop asleep.
-            misses = int(1000 * LOST_AFTER / (HEARTBEAT + _CHECK_LATE))
+        if engines not in ("local", SPAWN, "mpi"):
+            misses = int(1000 * lost_after / (HEARTBEAT + _CHECK_LATE))
             arguments.append(f"--IPEngine.max_heartbeat_misses={misses}")
         cluster.config.EngineLauncher.engine_args = arguments
     given = " ".join(cluster.controller_args)
@@ -247,6 +250,11 @@ def find(
     only one there is. Raises `ClusterError` saying what there is instead.
     """
     clients, clusters = _files(profile, cluster_id, connection_file)
+    if clusters is not None and is_elsewhere(
+        clusters.stem.removeprefix("cluster-"), str(clusters.parent.parent)
+    ):
+        # Its processes are not those of this host with the same numbers.
+        clusters = None
     if clusters is not None:
         cluster_file = str(clusters)
         launched = Launched(

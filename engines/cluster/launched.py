@@ -103,9 +103,23 @@ class Launched:
         try:
             # On the loop's thread: launchers keep the loop that they were made on.
             self.cluster = self.run(_call(make))
+            self._find_hosts()
         except BaseException:
             self.close()
             raise
+
+    def _find_hosts(self) -> None:
+        """Take the hosts of a cluster that another process has kept."""
+        for engine_set in self.cluster.engines.values():
+            if isinstance(engine_set, HostEngineSetLauncher):
+                self.hosts = engine_set.hosts
+        if self.hosts is not None and self.hosts.job is not None:
+            self.run(_call(self.hosts.job.watch))
+
+    def _keep_hosts(self) -> None:
+        """Have the processes that hold the ranks of hosts outlive this one."""
+        if self.hosts is not None and self.hosts.kept:
+            self.hosts.keep(self.controller_pid)
 
     # -- starting ----------------------------------------------------------
 
@@ -195,6 +209,7 @@ class Launched:
         except BaseException:
             client.close(linger=0)
             raise
+        self._keep_hosts()
         return client
 
     def update_orphan_reaper(self) -> None:
@@ -276,6 +291,7 @@ class Launched:
             ) from None
         self.update_orphan_reaper()
         self._wait_for_engines(client, n, started, deadline, progress, before)
+        self._keep_hosts()
         return sorted(set(client.ids) - before)
 
     def _silent_hosts(self) -> str:
@@ -477,9 +493,9 @@ class Launched:
 
     @property
     def has_lost_engines(self) -> bool:
-        """Whether another process alone reaches the launchers of the engines."""
-        return self.hosts is None and any(
-            isinstance(one, HostEngineSetLauncher)
+        """Whether another process has the launchers of engines of hosts."""
+        return any(
+            isinstance(one, HostEngineSetLauncher) and one.found
             for one in self.cluster.engines.values()
         )
 
@@ -582,6 +598,8 @@ class Launched:
         self.until_started.close()
         if self.orphan_reaper is not None:
             self.orphan_reaper.release()
+        if self.hosts is not None and self.hosts.kept:
+            self.run(_call(self.hosts.release))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         # With the loop stopped: from what these threads report at their end,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 from collections import deque
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 
 from ..errors import ClusterStartError
+from . import keeper_main
 
 __all__ = ["CLOSE_TIMEOUT", "LeashedProcess", "ProcessEnd"]
 
@@ -42,6 +44,8 @@ class LeashedProcess:
         Called with this object when the process has ended, unless it was closed.
     env, cwd : optional
         The environment and the working directory; by default those of this process.
+    kept : bool, default False
+        Whether it may outlive this process: see `keep`.
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class LeashedProcess:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        kept: bool = False,
     ) -> None:
+        keeper = [sys.executable, "-I", "-S", keeper_main.__file__] if kept else []
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - see `close`
         self._popen = subprocess.Popen(
-            command,
+            [*keeper, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -69,7 +75,8 @@ class LeashedProcess:
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._stdin, self._stdout = self._popen.stdin, self._popen.stdout
-        #: The process of this host: the program, or the ssh or srun that leads to it.
+        #: The process of this host: the program, the ssh or srun that leads to it, or
+        #: its keeper.
         self.process = psutil.Process(self._popen.pid)
         #: The exit status of that process, once it has ended.
         self.exit_code: int | None = None
@@ -155,6 +162,22 @@ class LeashedProcess:
         """Return the last lines of the output, as they stand below an error."""
         return f"\n--- its last output\n{self.last_output}" if self.last_output else ""
 
+    def keep(self, controller: int | None) -> None:
+        """Have it end with the process `controller` of this host, not with this one.
+
+        ``None``: with this one again.
+        """
+        self.send({"keep": controller})
+
+    def release(self) -> None:
+        """Let go of a process that is kept, on the loop's thread."""
+        if self._stdout.closed:
+            return
+        self._close_pipes()
+        self._log.close()
+        # It runs on, of which Popen would warn.
+        self._popen.returncode = 0
+
     def end_input(self) -> None:
         """End the stdin of the process, which ends it."""
         with self._writing:
@@ -172,10 +195,7 @@ class LeashedProcess:
     def _close(self, timeout: float) -> None:
         if self._stdout.closed:
             return
-        self.end_input()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._stdout)
-        self._stdout.close()
+        self._close_pipes()
         self._wait(timeout)
         lines = self.output.strip().splitlines()
         self.last_output = "\n".join(lines[-OUTPUT_LINES:])
@@ -183,6 +203,12 @@ class LeashedProcess:
         for reply, _ in self._replies:
             if not reply.done():
                 reply.set_exception(ProcessEnd(self.why))
+
+    def _close_pipes(self) -> None:
+        self.end_input()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._stdout)
+        self._stdout.close()
 
     def _wait(self, timeout: float) -> None:
         try:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import psutil
-
 from ..errors import ClusterError, ClusterStartError
 from .leashed import LeashedProcess, ProcessEnd
 
@@ -154,13 +152,14 @@ def slurm_environment() -> dict[str, str]:
 class SlurmJob:
     """A job that is submitted with `options`, or without any the one we are in.
 
-    Its methods run on the thread of an event loop, its properties on any.
+    With a `number` it is a job of another process, which runs. Its methods run on the
+    thread of an event loop, its properties on any.
 
     Raises `ClusterError` where there is no Slurm, or no job, and `ValueError` for
     `options` that cannot be.
     """
 
-    def __init__(self, options: str | bool) -> None:
+    def __init__(self, options: str | bool = True, number: str = "") -> None:
         missing = [one for one in PROGRAMS if shutil.which(one) is None]
         if missing:
             raise ClusterError(
@@ -169,11 +168,13 @@ class SlurmJob:
             )
         #: The number of the job, once it has its nodes.
         self.id = ""
+        #: Whether it may outlive this process.
+        self.kept = False
         self._command: list[str] = []
         if isinstance(options, str) and options.strip():
             self._command = submission(options)
         else:
-            self.id = os.environ.get("SLURM_JOB_ID", "")
+            self.id = number or os.environ.get("SLURM_JOB_ID", "")
             if not self.id:
                 raise ClusterError(
                     "slurm: this process is in no job of Slurm (no SLURM_JOB_ID): give "
@@ -183,7 +184,8 @@ class SlurmJob:
         self.info = JobInfo("")
         #: Why it has ended, once that is known.
         self.ended = ""
-        self._salloc: LeashedProcess | None = None
+        #: What holds the job; ``None`` for one that is not ours.
+        self.salloc: LeashedProcess | None = None
         self._began = time.monotonic()
         self._asked = 0.0
         self._warned = 0
@@ -197,28 +199,28 @@ class SlurmJob:
             # It waits: a job that is pending does not end with the stdin of salloc, so
             # that nobody would end it before the process is known to the orphan reaper.
             waits = ["sh", "-c", 'read go && exec "$@"', "sh", *self._command]
-            self._salloc = LeashedProcess(
-                waits, lambda process: None, env=slurm_environment()
+            self.salloc = LeashedProcess(
+                waits, lambda process: None, env=slurm_environment(), kept=self.kept
             )
 
     async def allocate(self) -> list[str]:
         """Submit it, wait until it has nodes, and return their names."""
-        if self._salloc is not None:
+        if self.salloc is not None:
             try:
-                answer = await self._salloc.ask({})
+                answer = await self.salloc.ask({})
             except ProcessEnd:
                 raise ClusterStartError(
                     f"Slurm gives no nodes for {shlex.join(self._command[1:-3])}"
-                    f"{self._salloc.last_lines()}"
+                    f"{self.salloc.last_lines()}"
                 ) from None
-            self._salloc.listens = True
+            self.salloc.listens = True
             self.id = answer["job"]
         await self.ask()
         if not self.info.nodes:
             raise ClusterStartError(
                 f"job {self.id} has no nodes: Slurm says {self.info.state or 'nothing'}"
             )
-        self._watching = asyncio.ensure_future(self._watch())
+        self.watch()
         names = await _run("scontrol", "show", "hostnames", self.info.nodes)
         return names.split()
 
@@ -243,8 +245,8 @@ class SlurmJob:
     @property
     def number(self) -> str:
         """The number of the job, also while it is pending; empty before."""
-        if not self.id and self._salloc is not None:
-            found = re.search(r"allocation (\d+)", self._salloc.output)
+        if not self.id and self.salloc is not None:
+            found = re.search(r"allocation (\d+)", self.salloc.output)
             return found[1] if found else ""
         return self.id
 
@@ -258,11 +260,19 @@ class SlurmJob:
             self.info = JobInfo.parse(text)
         return self.info
 
-    async def _watch(self) -> None:
+    def watch(self) -> None:
         """Keep up with the end of the job, which an administrator may move."""
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(_ASK_RUNNING)
             await self.ask()
+            await asyncio.sleep(_ASK_RUNNING)
+
+    def stop_watching(self) -> None:
+        """Ask for its end no more."""
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def why_ended(self, outputs: Callable[[], Iterable[str]]) -> str:
         """Return why the job has ended; empty while it runs.
@@ -304,26 +314,20 @@ class SlurmJob:
     # -- the end -------------------------------------------------------------
 
     @property
-    def process(self) -> psutil.Process | None:
-        """The salloc that holds the job; ``None`` for one that is not ours."""
-        return None if self._salloc is None else self._salloc.process
-
-    @property
     def cancel(self) -> list[str]:
         """The command that cancels a job that is ours; empty for one that is not."""
-        known = self.number if self._salloc is not None else ""
+        known = self.number if self.salloc is not None else ""
         return ["scancel", "--quiet", known] if known else []
 
     def close(self, timeout: float) -> None:
         """Release its nodes, or cancel it while it is pending."""
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._salloc is None:
+        self.stop_watching()
+        if self.salloc is None:
             return
         cancel = self.cancel
-        self._salloc.close(timeout)
+        self.salloc.close(timeout)
         # It was killed, and could release nothing.
-        if cancel and (self._salloc.exit_code or 0) < 0:
+        if cancel and (self.salloc.exit_code or 0) < 0:
             subprocess.run(
                 cancel, check=False, timeout=_COMMAND, stderr=subprocess.DEVNULL
             )

@@ -11,7 +11,7 @@ from rankscope.backends.routes import address_towards
 from ..errors import ClusterStartError
 from . import fork_servers
 from .fork_servers import ForkServer
-from .hosts import Hosts
+from .hosts import LOST_AFTER, Hosts
 from .slurm import SlurmJob, slurm_environment
 
 __all__ = ["SlurmHosts", "place"]
@@ -49,7 +49,7 @@ class SlurmHosts(Hosts):
         The job.
     n : int, optional
         The number of ranks; by default what the job was asked for: see `place`.
-    python, interface : optional
+    python, interface, lost_after : optional
         As for `Hosts`.
     """
 
@@ -59,8 +59,10 @@ class SlurmHosts(Hosts):
         n: int | None = None,
         python: str | None = None,
         interface: str | None = None,
+        lost_after: float = LOST_AFTER,
     ) -> None:
-        super().__init__({}, os.path.expanduser(python or sys.executable), interface)
+        python = os.path.expanduser(python or sys.executable)
+        super().__init__({}, python, interface, lost_after)
         self.job = self._slurm = job
         self._n = n
 

@@ -18,8 +18,8 @@ from .hosts import LOST_AFTER, Hosts, is_here
 
 __all__ = ["SshHosts", "ssh_command"]
 
-#: Seconds between two requests for an answer.
-_ALIVE = 30
+#: Requests for an answer until a host is given up.
+_ALIVE = 20
 #: Seconds that ssh gets to connect.
 _CONNECT = 20
 
@@ -46,11 +46,14 @@ _ADVICE = {
 }
 
 
-def ssh_command(name: str, python: str, folder: str) -> list[str]:
+def ssh_command(
+    name: str, python: str, folder: str, lost_after: float = LOST_AFTER
+) -> list[str]:
     """Return the command that runs a fork server on the host `name`.
 
     It asks no question: a password, or the key of a host that is not known, is an
     error. `folder` is the working directory where the host has it, else it is home.
+    ssh ends where the host does not answer for `lost_after` seconds.
     """
     home = python.startswith("~/")
     quoted = f'"$HOME"/{shlex.quote(python[2:])}' if home else shlex.quote(python)
@@ -58,11 +61,12 @@ def ssh_command(name: str, python: str, folder: str) -> list[str]:
         f"cd {shlex.quote(folder)} 2>/dev/null; "
         f"exec {quoted} -m {fork_servers.MODULE} describe"
     )
+    interval = max(1, round(lost_after / _ALIVE))
     options = {
         "BatchMode": "yes",
         "ConnectTimeout": _CONNECT,
-        "ServerAliveInterval": _ALIVE,
-        "ServerAliveCountMax": LOST_AFTER // _ALIVE,
+        "ServerAliveInterval": interval,
+        "ServerAliveCountMax": max(1, round(lost_after / interval)),
         # A shared connection would outlive the ranks; the notebook needs no forwarding.
         "ControlMaster": "no",
         "ClearAllForwardings": "yes",
@@ -87,7 +91,7 @@ class SshHosts(Hosts):
             raise ClusterStartError(
                 f"{name}: there is no ssh on this host: install openssh-client"
             )
-        return ssh_command(name, self.python, os.getcwd())
+        return ssh_command(name, self.python, os.getcwd(), self.lost_after)
 
     def silent_hosts(self, names: Sequence[str]) -> str:
         """Return what to do about hosts that have not answered in time."""

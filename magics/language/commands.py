@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.api import DEFAULT_TIMEOUT
+from rankscope.engines.cluster.hosts import LOST_AFTER
 from rankscope.engines.wire.gpu_environment import parse_devices
 
 from . import values
@@ -76,6 +77,10 @@ DIST_INIT = Command(
         Option(
             "start_timeout", ("--start-timeout",), "seconds that the start may take "
             "(default: 120), once Slurm has given its nodes", "S", values.seconds,
+        ),
+        Option(
+            "lost_after", ("--lost-after",), "seconds for which ranks of other hosts "
+            f"may be out of reach (default: {LOST_AFTER:g})", "S", values.seconds,
         ),
         Option(
             "engines", ("--engines",), "launcher: local, spawn (not forked), mpi; "
@@ -190,18 +195,25 @@ COMMANDS = {
             "dist_attach",
             "See the job of a script on the board: groups, hangs and their causes.\n"
             "The script runs under torchrun with rankscope.torch.watch(), or -m\n"
-            "rankscope.torch, and prints this line. It takes no cells.",
-            "%dist_attach 127.0.0.1:29400 --key 5fd1…\n%dist_attach",
-            "job = rankscope.Job.attach('127.0.0.1:29400', key='…')",
+            "rankscope.torch, and prints this line. It takes no cells.\n"
+            "Or use the ranks of another notebook, which take cells.",
+            "%dist_attach 127.0.0.1:29400 --key 5fd1…\n%dist_attach\n"
+            "%dist_attach rankscope-5fd1…\n%dist_attach --slurm 21",
+            "job = rankscope.Job.attach('127.0.0.1:29400', key='…'),\n"
+            "cluster = rankscope.Cluster.attach(slurm='21')",
             (
+                Option(
+                    "slurm", ("--slurm",), "the ranks that a notebook has in this job "
+                    "of Slurm (default: those of HOST:PORT)", "JOBID",
+                ),
                 Option(
                     "key", ("--key",), "the job's key (default: from the file of a job "
                     "of yours, or RANKSCOPE_KEY)", "KEY",
                 ),
             ),
             Parameter(
-                "address", "HOST:PORT", "?", "where the job listens (default: your "
-                "only job)", "job",
+                "address", "HOST:PORT", "?", "where the job listens, or the name of a "
+                "notebook's cluster (default: your only job)", "job",
             ),
         ),
         Command(
@@ -388,10 +400,17 @@ COMMANDS = {
         ),
         Command(
             "dist_shutdown",
-            "End the ranks and their processes (attached ranks keep running).",
+            "End the ranks and their processes (attached ranks, and those that were\n"
+            "started with --keep, keep running).",
             "%dist_shutdown",
-            "cluster.shutdown(); of attached ranks cluster.close(), as shutdown()\n"
-            "ends them too",
+            "cluster.shutdown(); of attached and kept ranks cluster.close(), as\n"
+            "shutdown() ends them too",
+            (
+                Option(
+                    "everything", ("--all",), "end attached and kept ranks, too, "
+                    "whoever else uses them",
+                ),
+            ),
         ),
     )
 }  # fmt: skip

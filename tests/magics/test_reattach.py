@@ -9,7 +9,6 @@ from IPython.utils.capture import capture_output
 
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines import Cluster
 from rankscope.magics import current_cluster
 from rankscope.magics.output.failures import plain
 from tests.engines.cluster.faults import WAIT, left_hanging
@@ -53,7 +52,9 @@ def test_everything_works_from_the_new_kernel(ipython: InteractiveShell) -> None
         # It lets go of ranks that it attached to, and leaves them running.
         typed("%dist_shutdown")
         assert all(lives(psutil.Process(pid)) for pid in cluster.pids.values())
-        Cluster.attach(cluster_id="left-behind").shutdown()
+        typed("%dist_attach left-behind")
+        typed("%dist_shutdown --all")
+        assert current_cluster() is None
     until(lambda: not any(map(lives, processes)), WAIT, "the cluster to end")
 
 

@@ -123,7 +123,7 @@ def test_no_rank_is_started_where_torch_is_missing(
     [
         ("-n 2 --dry-run", "--slurm is missing"),
         ("--hosts a:2 --slurm", "--hosts and --slurm both name the hosts"),
-        ('--slurm "-N 2" --keep', "--keep does not go with --slurm"),
+        ('--slurm "-N 2" --engines mpi', "--engines does not go with --slurm"),
         ('--slurm "-N 2 hostname"', "'hostname' is no option of salloc"),
         ("-n 2 --interface eth0", "--interface is for hosts"),
     ],

@@ -20,10 +20,11 @@ from typing import Any
 
 import psutil
 
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from tests.engines.cluster import two_hosts
-from tests.engines.cluster.ssh_hosts import PLACE
+from tests.engines.cluster.ssh_hosts import PLACE, left_by
 from tests.engines.cluster.two_hosts import HERE, SUM, THERE, WAIT, Hosts, tell
 
 #: Debian's packages slurmctld, slurmd, slurm-client and munge.
@@ -83,6 +84,15 @@ from rankscope.engines import Cluster
 with Cluster(slurm=True) as cluster:
     cluster.execute("import socket; here = socket.gethostname()").result(60)
     print(cluster.slurm_job.id, *cluster.pull("here").values())
+"""
+
+#: A notebook on another login node, which ends the ranks of a job.
+ELSEWHERE = """
+import sys
+from rankscope.engines import Cluster
+cluster = Cluster.attach(slurm=sys.argv[1])
+print(*cluster.pull("mine").values())
+cluster.shutdown()
 """
 
 
@@ -350,6 +360,32 @@ def killed() -> None:
     tell("killed", processes=len(pids), seconds=time.monotonic() - began)
 
 
+def kept() -> None:
+    """A job outlives its notebook; others use it, here and on another host."""
+    before = numbers()
+    processes = left_by(slurm="-N 2 --ntasks-per-node 2 -t 10")
+    (job,) = numbers() - before
+    cluster = Cluster.attach(slurm=job)
+    found, text = cluster.pull("mine"), cluster.allocation
+    cluster.restart([3])
+    cluster.rebuild()
+    cluster.execute(SUM.format(n=1000) + "\nmine = rank").result(WAIT)
+    cluster.close()
+    try:
+        Cluster.attach(slurm="999")
+        unknown = ""
+    except ClusterError as error:
+        unknown = str(error)
+    command = [*hosts.there, sys.executable, "-c", ELSEWHERE, job]
+    away = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    until(
+        lambda: numbers() <= before and not any(map(lives, processes)),
+        WAIT,
+        "the end of all",
+    )
+    tell("kept", found=found, text=text, away=away, unknown=unknown, job=job)
+
+
 def inside() -> None:
     """A notebook in a job takes its nodes, and leaves the job as it was."""
     ran = slurm(
@@ -379,7 +415,7 @@ if __name__ == "__main__":
         assert late.stdout is not None
         job = late.stdout.readline().split()[0]
         slurm("scontrol", "update", f"jobid={job}", "EndTime=now")
-        for step in (ranks, refused, pending, inside, killed):
+        for step in (ranks, refused, pending, inside, killed, kept):
             step()
         tell("limit", said=late.communicate(timeout=WAIT)[0].strip(), job=job)
         ended_jobs()

@@ -6,6 +6,7 @@ root: the notebook and ranks 0 and 1 are on the first host, ranks 2 and 3 on the
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -21,6 +22,7 @@ from typing import Any
 
 import psutil
 
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterStartError
 from tests.engines.cluster import two_hosts
@@ -37,6 +39,27 @@ place = socket.gethostname(), *(os.environ[name] for name in names)
 
 #: Seconds for which the cable is out: more than ipyparallel's own patience.
 CUT = 35.0
+#: Runs until a file is there.
+AWAITS = "import os, time\nwhile not os.path.exists({file!r}): time.sleep(0.05)\n"
+
+#: Seconds for which a notebook sleeps, and after which it gives up its hosts.
+ASLEEP, LOST_AFTER = 4.0, 8.0
+#: A notebook on a laptop that sleeps, and loses its host afterwards.
+LAPTOP = """
+import sys, time
+from rankscope.backends.conformance.waiting import until
+from rankscope.engines import Cluster
+python, lost_after, cell = sys.argv[1:]
+with Cluster(
+    hosts="host-b:2", remote_python=python, lost_after=float(lost_after)
+) as cluster:
+    running = cluster.execute(cell)
+    print("runs", flush=True)
+    running.result(60)
+    print("goes on", flush=True)
+    until(lambda: cluster.status().dead == [0, 1], 60, "the loss")
+    print(cluster.status().ranks[0].reason, flush=True)
+"""
 
 #: Prints to which of the ports of a host one can connect, and what listens on this one.
 SCAN = """
@@ -64,6 +87,17 @@ launched = cluster._launched
 print(*(one.pid for one in launched.processes()), *cluster.pids.values(), flush=True)
 cluster.execute("import time\\nwhile True: time.sleep(0.1)")
 time.sleep(1000)
+"""
+
+#: A notebook that is killed, and keeps its ranks; given by name the options of these.
+KEEPER = """
+import json, os, sys
+from rankscope.engines import Cluster
+cluster = Cluster(**json.loads(sys.argv[1]), keep=True, cluster_id="kept")
+cluster.execute("mine = rank * 100").result(60)
+pids = [*(one.pid for one in cluster._launched.processes()), *cluster.pids.values()]
+print(json.dumps(pids), flush=True)
+os.kill(os.getpid(), 9)
 """
 
 
@@ -170,7 +204,7 @@ def ranks(sshd: Sshd) -> None:
             listening(cluster)
             restart(cluster)
             interrupt(cluster)
-            cut(cluster)
+            cut(cluster, sshd)
             began = time.monotonic()
         tell("end", seconds=time.monotonic() - began)
 
@@ -238,16 +272,42 @@ def interrupt(cluster: Cluster) -> None:
     )
 
 
-def cut(cluster: Cluster) -> None:
-    """The cable is out for longer than ipyparallel would wait, and there again."""
+def cut(cluster: Cluster, sshd: Sshd) -> None:
+    """The cable is out for longer than ipyparallel would wait, and there again.
+
+    A notebook that has slept gives up its host meanwhile.
+    """
+    morning, joined = (str(Path(sshd.python).with_name(n)) for n in ("woken", "joined"))
+    laptop = subprocess.Popen(
+        [
+            *(sys.executable, "-c", LAPTOP, sshd.python, str(LOST_AFTER)),
+            AWAITS.format(file=morning) + "dist.barrier()",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert laptop.stdout is not None
+    said = [laptop.stdout.readline()]
+    process = psutil.Process(laptop.pid)
+    asleep = [process, *process.children(recursive=True)]
+    for one in asleep:
+        one.suspend()
+    time.sleep(ASLEEP)
+    for one in asleep:
+        one.resume()
+    Path(morning).touch()
+    said.append(laptop.stdout.readline())
+
+    cell = cluster.execute(AWAITS.format(file=joined) + SUM.format(n=1000))
     hosts.cable.up = False
     until(lambda: silent(cluster) == [2, 3], WAIT, "the silence")
     time.sleep(CUT)
     dead = cluster.status().dead
+    lost = laptop.communicate(timeout=WAIT)[0]
     hosts.cable.up = True
-    until(lambda: not silent(cluster), WAIT, "the return")
-    cluster.execute(SUM.format(n=1000)).result(WAIT)
-    tell("cut", dead=dead)
+    Path(joined).touch()
+    cell.result(WAIT)
+    tell("cut", dead=dead, slept=said, lost=lost)
 
 
 def refused(sshd: Sshd) -> None:
@@ -321,11 +381,44 @@ def killed(sshd: Sshd) -> None:
     tell("killed", processes=len(pids), seconds=time.monotonic() - began)
 
 
+def left_by(**options: Any) -> set[psutil.Process]:
+    """Return what a notebook that was killed has left of the cluster that it keeps."""
+    command = [sys.executable, "-c", KEEPER, json.dumps(options)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    return {psutil.Process(pid) for pid in json.loads(ended.stdout)}
+
+
+def kept(sshd: Sshd) -> None:
+    """Ranks outlive their notebook; another one uses them, and ends them all."""
+    processes = left_by(hosts="host-a:2,host-b:2", remote_python=sshd.python)
+    cluster = Cluster.attach(cluster_id="kept")
+    alive = all(map(psutil.Process.is_running, processes))
+    found = cluster.pull("mine")
+    cluster.restart([3])
+    cluster.rebuild()
+    cluster.execute(SUM.format(n=1000) + f"\n{PLACE}").result(WAIT)
+    places = cluster.pull("place")
+    cluster.close()
+    cluster = Cluster.attach(cluster_id="kept")
+    assert cluster.pull("place") == places
+    processes |= {psutil.Process(pid) for pid in cluster.pids.values()}
+    began = time.monotonic()
+    cluster.shutdown()
+    until(
+        lambda: not (any(map(lives, processes)) or sshd.processes()),
+        WAIT,
+        "the end of all",
+    )
+    seconds = time.monotonic() - began
+    tell("kept", alive=alive, found=found, places=places, seconds=seconds)
+
+
 if __name__ == "__main__":
     hosts = Hosts(separate=True)
     sshd = Sshd(hosts, Path(sys.argv[1]))
     try:
-        for step in (ranks, refused, interrupted_starts, killed):
+        for step in (ranks, refused, interrupted_starts, killed, kept):
             step(sshd)
     finally:
         sshd.close()

@@ -92,6 +92,15 @@ def test_ssh_asks_nothing_and_shares_nothing() -> None:
     )
 
 
+def test_how_long_silence_is_kept_is_one_setting() -> None:
+    for lost_after, interval, count in ((600.0, 30, 20), (5.0, 1, 5), (0.1, 1, 1)):
+        command = ssh_command("a", "python", "/", lost_after)
+        assert f"-oServerAliveInterval={interval}" in command
+        assert f"-oServerAliveCountMax={count}" in command
+    with pytest.raises(ValueError, match="lost_after=0: seconds, above 0"):
+        Cluster(hosts="a:2", lost_after=0)
+
+
 def test_hosts_that_are_alike() -> None:
     hosts = {name: {**DESCRIBED, "name": name} for name in "ab"}
     assert compare(hosts) == ([], [])
@@ -133,7 +142,6 @@ def test_hosts_that_cannot_work_together() -> None:
         ({"n": 3}, "n=3: hosts='a:2' have 2 ranks; leave n out"),
         ({"engines": "mpi"}, "engines='mpi': hosts have a launcher of their own"),
         ({"backend": "cpu:mpi"}, "backend='cpu:mpi' needs the launcher mpi, and hosts"),
-        ({"keep": True}, "keep=True: the ranks of hosts end with the process"),
     ],
 )
 def test_what_does_not_go_with_hosts(options: dict[str, Any], why: str) -> None:

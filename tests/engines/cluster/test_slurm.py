@@ -105,6 +105,16 @@ def test_the_end_of_the_job_is_the_cause_of_the_ends_of_ranks(
     assert why in found["again"]
 
 
+def test_the_ranks_of_a_kept_job_are_found_by_its_number(seen: dict[str, Any]) -> None:
+    """Where its notebook ran, and on another host, which ends them and the job."""
+    kept = seen["kept"]
+    assert kept["found"] == {str(rank): rank * 100 for rank in range(4)}
+    assert kept["text"].startswith(f"Slurm's job {kept['job']}")
+    assert kept["away"] == "0 1 2 3\n"
+    why = "no ranks of yours are known in Slurm's job 999; there are ranks in "
+    assert kept["unknown"].startswith(f"{why}{kept['job']}. ")
+
+
 def test_the_job_ends_with_a_notebook_that_is_killed(seen: dict[str, Any]) -> None:
     assert seen["killed"]["processes"] == 4
     assert seen["killed"]["seconds"] < 10

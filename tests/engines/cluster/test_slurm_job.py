@@ -155,11 +155,6 @@ def test_a_step_takes_the_whole_node(installed: pytest.MonkeyPatch) -> None:
             ClusterError,
             "engines='mpi': hosts have",
         ),
-        (
-            {"slurm": "-N 2", "keep": True},
-            ClusterError,
-            "keep=True: the ranks of hosts",
-        ),
     ],
 )
 def test_what_does_not_go_with_slurm(

@@ -73,8 +73,17 @@ def test_an_interrupt_ends_the_cell_and_not_the_ssh(seen: dict[str, Any]) -> Non
     }
 
 
-def test_ranks_outlive_a_cut_of_the_cable(seen: dict[str, Any]) -> None:
+def test_a_cell_goes_on_after_a_cut_of_the_cable(seen: dict[str, Any]) -> None:
     assert seen["cut"]["dead"] == []
+
+
+def test_a_cell_goes_on_after_a_sleep_of_the_notebook(seen: dict[str, Any]) -> None:
+    assert seen["cut"]["slept"] == ["runs\n", "goes on\n"]
+
+
+def test_a_host_is_given_up_after_the_time_that_is_set(seen: dict[str, Any]) -> None:
+    why = "rank 0 is dead: the ssh to host-b has ended (exit code 255), and with it the"
+    assert seen["cut"]["lost"].startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +109,17 @@ def test_what_cannot_work_is_an_error_that_names_the_host(
 
 def test_an_interrupted_start_leaves_nothing(seen: dict[str, Any]) -> None:
     assert seen["interrupted"]["missing"] == []
+
+
+def test_kept_ranks_outlive_their_notebook_and_end_on_all_hosts(
+    seen: dict[str, Any],
+) -> None:
+    """Another notebook finds them, and starts one again on its own host."""
+    kept = seen["kept"]
+    assert kept["alive"]
+    assert kept["found"] == {str(rank): rank * 100 for rank in range(4)}
+    assert kept["places"] == PLACES
+    assert kept["seconds"] < 10
 
 
 def test_all_ends_with_a_notebook_that_is_killed(seen: dict[str, Any]) -> None:

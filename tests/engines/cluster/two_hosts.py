@@ -182,6 +182,7 @@ def four_ranks(
         here["GLOO_SOCKET_IFNAME"], there["GLOO_SOCKET_IFNAME"] = "cable-a", "cable-b"
     os.environ.update(here)
     args = [f"--{name}={value}" for name, value in _CONTROLLER_ARGS.items()]
+    args.append("--HeartMonitor.max_heartmonitor_misses=120")
     cluster = ipyparallel.Cluster(
         n=2, controller_ip=HERE, controller_args=args, delay=0, log_level=40
     )

@@ -1,0 +1,97 @@
+"""The keeper of an ssh, srun or salloc: whose end is the end of its stdin."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.engines.cluster import keeper_main
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_leaks")]
+
+WAIT = 30
+
+#: Repeats each line, and ends with its stdin.
+ECHO = 'while read line; do echo "$line"; done; echo ended >&2; exit 3'
+
+
+@pytest.fixture
+def controller() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in the place of a controller."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def kept(script: str = ECHO) -> subprocess.Popen[str]:
+    """Start a command with its keeper."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", keeper_main.__file__, "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+
+
+def test_what_is_not_kept_ends_with_its_owner() -> None:
+    process = kept()
+    assert process.communicate("one\ntwo\n", WAIT) == ("one\ntwo\n", "ended\n")
+    assert process.returncode == 3
+
+
+def test_a_command_ends_with_the_controller(
+    controller: subprocess.Popen[bytes],
+) -> None:
+    process = kept()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(json.dumps({"keep": controller.pid}) + "\none\n")
+    assert process.stdout.readline() == "one\n"
+    process.stdin.close()
+    process.stdout.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.3)
+    controller.kill()
+    assert process.wait(WAIT) == 3
+    assert process.stderr.read() == "ended\n"
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("again", [None, 2**22 + 1], ids=["taken back", "no process"])
+def test_the_owner_has_the_leash_again(
+    controller: subprocess.Popen[bytes], again: int | None
+) -> None:
+    """As where the cluster is shut down; or the controller has ended already."""
+    process = kept()
+    messages = "".join(
+        json.dumps({"keep": pid}) + "\n" for pid in (controller.pid, again)
+    )
+    assert process.communicate(messages, WAIT)[1] == "ended\n"
+    assert controller.poll() is None
+
+
+def test_a_signal_is_that_of_the_command() -> None:
+    """Both that which it gets, and that by which it has ended."""
+    process = kept("echo up; exec sleep 60")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    process.communicate(timeout=WAIT)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_command_that_does_not_heed_the_end_of_its_stdin_is_ended() -> None:
+    """A salloc whose job is pending."""
+    process = kept("echo up; exec sleep 60")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.communicate(timeout=WAIT)
+    assert process.returncode == -signal.SIGTERM
