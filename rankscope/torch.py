@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rankscope.backends.groups.world import world
+from rankscope.backends.hang_report.settings import Settings
 from rankscope.backends.slurm_step import fill_environment
 from rankscope.backends.torch_backend.options import Options
 from rankscope.backends.torch_watch.patching import when_imported
@@ -33,6 +34,7 @@ from rankscope.backends.torch_watch.watch import watch as _watch
 from rankscope.engines.script.options import JobOptions, add_metrics, add_script
 from rankscope.engines.script.publication import Publication
 from rankscope.engines.script.rank_process import end_with_launcher
+from rankscope.engines.script.value_log import EVERY, Log, ValueLog
 from rankscope.hang_reports import AGENT, attendance, begin
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ __all__ = [
 
 _lock = threading.Lock()
 _publication: Publication | None = None
+_value_log: ValueLog | None = None
 
 
 def watch(
@@ -60,12 +63,14 @@ def watch(
     port: int | None = None,
     allow_abort: bool | None = None,
     metrics: int | None = None,
+    log: Log | None = None,
+    log_every: float = EVERY,
 ) -> TorchWatch:
     """Watch the groups of ``torch.distributed`` in this process; return the watch.
 
-    Later calls return the same watch and change nothing. Torch is not imported: the
-    watch begins when it is. In a script, every rank calls this, and need not keep the
-    watch.
+    Later calls return the same watch and change nothing but `log`. Torch is not
+    imported: the watch begins when it is. In a script, every rank calls this, and need
+    not keep the watch.
 
     Parameters
     ----------
@@ -85,12 +90,26 @@ def watch(
         The port of 127.0.0.1 on rank 0's host at which ``rankscope metrics`` serves
         what the ranks do to Prometheus, in a process that ends with rank 0; 0: a free
         one, which it prints. ``None``: ``RANKSCOPE_METRICS``, or else there is none.
+    log : callable, optional
+        Called as ``log(values)`` every `log_every` seconds, on a thread of its own,
+        with a dict of names and floats about this rank, all of its groups together.
+        Since the last call: ``rankscope/ops`` and ``rankscope/bytes``, of ops that have
+        completed; ``rankscope/op_seconds`` and ``rankscope/waiting_seconds``, from
+        start to end of them and for which threads waited, of Rankscope's own groups;
+        ``rankscope/stalls``, ops that have been in flight for
+        ``RANKSCOPE_REPORT_AFTER`` seconds; ``rankscope/aborts``, groups. Now:
+        ``rankscope/in_flight``, ops; ``rankscope/oldest_seconds``, the age of the
+        oldest. What is not known has no name. Where it raises, the error is logged, and
+        it is not called again. A later call's takes the place of the one before.
+    log_every : float, default 10
+        Seconds between two calls of `log`.
 
     Raises
     ------
     ValueError
-        `port` or `metrics` is no port, there is no prometheus_client for metrics, or
-        ``RANKSCOPE_REPORT_AFTER`` is no number of seconds.
+        `log_every` is not above 0, `port` or `metrics` is no port, there is no
+        prometheus_client for metrics, or ``RANKSCOPE_REPORT_AFTER`` is no number of
+        seconds.
 
     Notes
     -----
@@ -98,7 +117,9 @@ def watch(
     all ranks of its host write a report into ``rankscope-report/``, or into the folder
     that ``RANKSCOPE_REPORT`` names; ``RANKSCOPE_REPORT=0`` switches that off.
     """
-    global _publication
+    global _publication, _value_log
+    if not log_every > 0:
+        raise ValueError(f"log_every={log_every}: expected seconds, above 0")
     watching = _watch()
     # Torch, and with it the other ranks, may be here already.
     begin(torch=watching)
@@ -108,6 +129,11 @@ def watch(
             if _publication is None:
                 published = _publication = Publication(watching, options)
                 attendance.append(lambda: published.is_attended)
+    if log is not None:
+        with _lock:
+            if _value_log is not None:
+                _value_log.close()
+            _value_log = ValueLog(log, log_every, Settings.of().after)
     return watching
 
 

@@ -132,6 +132,9 @@ class GroupStatus:
     #: waited for them, in this generation; ``None`` where it is not known.
     op_seconds: float | None = None
     blocked_seconds: float | None = None
+    #: Op → how many of it have completed in this generation, and the bytes that they
+    #: have moved, as nccl-tests counts them.
+    moved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: The library that made the group, e.g. ``torch``; empty for our own groups.
     library: str = ""
     #: The names of transports, e.g. ``shm,cma`` → the global ranks that this one has
@@ -141,6 +144,10 @@ class GroupStatus:
     unfinished: bool = False
     #: What of the user's objects holds a former generation, in sentences.
     stale: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for _, nbytes in self.moved.values():
+            check_bytes(nbytes)
 
     @property
     def key(self) -> GroupKey:
@@ -174,6 +181,7 @@ def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:
         issued=status.collective_seq,
         op_seconds=status.busy_ns / 1e9,
         blocked_seconds=status.blocked_ns / 1e9,
+        moved=status.counts.totals(),
         in_flight=len(status.in_flight),
         oldest=None
         if oldest is None or record is None

@@ -64,7 +64,7 @@ class TorchGroup(WatchedGroup):
         self.born_ns = born_ns
         self.devices = names.config(group)
         self.timeout = names.timeout(group) or 0.0
-        self.progress = Progress()
+        self.progress = Progress(len(key.ranks))
         self.made = made_of(group)
         self.made.name = key.name
         self._names = names
@@ -99,6 +99,7 @@ class TorchGroup(WatchedGroup):
             started=OpStatus.issued(progress.started),
             completed=OpStatus.done(progress.completed),
             issued=self._issued(),
+            moved=progress.counts.totals(),
             in_flight=len(progress.in_flight),
             oldest=None
             if oldest is None

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..observe.torch_format import DTYPES, OPS
 from ..work.flight_recorder import OpEntry, recorder
+from ..work.op_counts import OpCounts
 from ..work.op_type import OpType
 from ..work.record_fields import Frame, Splits, record_fields
 from .calls import Call
@@ -28,7 +29,8 @@ _ITEMSIZES = {"bfloat16": 2} | {
 class Progress:
     """One group on this rank: what it issued last, what it completed, what it runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        self.counts = OpCounts(ranks)
         self.enqueued: TorchRecord | None = None
         self.started: TorchRecord | None = None
         self.completed: TorchRecord | None = None

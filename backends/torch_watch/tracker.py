@@ -164,6 +164,10 @@ class Tracker:
             number = entry["record_id"]
             seen.add(number)
             if number > self._last_entry:
+                if number > self._last_entry + 1 and self._last_entry >= 0:
+                    # The ring has turned over: of which groups is not known.
+                    for one in groups.values():
+                        one.progress.counts.forget()
                 self._last_entry = number
                 group = _owner(entry, named)
                 if group is None:
@@ -330,6 +334,10 @@ def _end(record: TorchRecord, state: str, ended_ns: int, error: str | None) -> N
         state, error = "aborted", str(reason)
     record.end(state, ended_ns, error)
     record.group.progress.note(record)
+    if state == "completed":
+        _, itemsize, _ = record._dtypes()
+        sizes = map(tuple, record.sizes)
+        record.group.progress.counts.add(record.op_type.method, itemsize, sizes)
 
 
 def _owner(entry: Entry, named: Mapping[str, Sequence[Any]]) -> Any:

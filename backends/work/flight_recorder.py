@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .op_counts import OpCounts
 from .op_type import OpType, payload
 from .record_fields import Course, Frame, Splits, record_fields
 from .reduce_op import ReduceOp
@@ -294,6 +295,8 @@ class Record(OpEntry):
             status.started = self
         if completed:
             status.completed = self
+            itemsize = self.dtypes[0].itemsize if self.dtypes else 0
+            status.counts.add(self.op_type.method, itemsize, self.sizes)
             if self.peer is None and self.op_type is OpType.RECV:
                 self.peer = work._result
         else:
@@ -437,10 +440,13 @@ class GroupCounters:
     #: Ns from start to end of all ops that are over, and in which threads waited.
     busy_ns: int = 0
     blocked_ns: int = 0
+    #: The ops that have completed, and their bytes.
+    counts: OpCounts = field(init=False)
     #: Whether the caller has observed the abort; see `async_errors`.
     abort_observed: bool = False
 
     def __post_init__(self) -> None:
+        self.counts = OpCounts(len(self.ranks))
         self.group_id = self.group_id or self.name
 
     def count_message(self, record: Record, by: int) -> int:

@@ -23,7 +23,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import format_ranks
-from rankscope.backends.work.op_type import busbw
+from rankscope.backends.work.op_type import OpType, busbw
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, GroupStatus, RankStatus, Summary
@@ -47,6 +47,7 @@ LONGEST = 80
 
 _STATES = ("idle", "busy", "unreachable", "dead")
 _PER_RANK = ("group", "rank")
+_PER_OP = (*_PER_RANK, "op")
 
 
 class Scraped(Recorded, Diagnosable, Protocol):
@@ -239,6 +240,21 @@ def _of_groups(
         ),
     )
     # They begin anew where the group is rebuilt.
+    ops = CounterMetricFamily(
+        "rankscope_ops", "Ops completed, by kind.", labels=_PER_OP
+    )
+    moved = CounterMetricFamily(
+        "rankscope_op", "Bytes of completed ops.", labels=_PER_OP, unit="bytes"
+    )
+    for names, group in reported:
+        # Of what another version of Rankscope reports, only names that are known.
+        for op in OpType:
+            if op.value in group.moved:
+                count, nbytes = group.moved[op.value]
+                ops.add_metric([*names, op.value], count)
+                moved.add_metric([*names, op.value], nbytes)
+    yield ops
+    yield moved
     for name, unit, about, value_of in counted:
         counter = CounterMetricFamily(
             f"rankscope_{name}", about, labels=_PER_RANK, unit=unit

@@ -172,6 +172,24 @@ def test_the_recorder_keeps_since_when_the_caller_waits(
     assert summary.op_seconds == pytest.approx(busy / 1e9)
 
 
+def test_completed_ops_and_their_bytes_are_counted_by_kind(
+    group: dist.ProcessGroup,
+) -> None:
+    for size in range(1, 101):
+        # More sizes than are kept apart.
+        dist.all_reduce(np.ones(size), async_op=True)
+    dist.barrier(async_op=True)
+    dist.all_gather([np.ones(2) for _ in range(4)], np.ones(2), async_op=True)
+    for work in Manual.made[0].works[1:]:
+        work.mark_completed()
+    Manual.made[0].works[0].mark_failed(RuntimeError("no"))
+    assert group.summary().moved == {
+        "all_reduce": (99, 8 * sum(range(2, 101))),
+        "barrier": (1, 0),
+        "all_gather": (1, 8 * 8),
+    }
+
+
 def test_the_wait_for_a_batch_counts_once(group: dist.ProcessGroup) -> None:
     with dist.coalescing_manager(async_ops=True) as batch:
         for _ in range(8):
