@@ -39,9 +39,10 @@ REST_FACTOR = 39.0
 #: Seconds without a message after which a page counts as closed: it sends one every
 #: 15 s, and a browser slows the timer of a hidden page down to once a minute.
 VIEWER_TIMEOUT = 150.0
-#: Seconds without a change after which the state counts as settled, and after which
-#: it is reported as settled although it still changes.
+#: Seconds without a change after which the state counts as settled: of ranks that are
+#: in cells, and of others. It is reported as settled after so many although it changes.
 SETTLED = 2.0
+AT_REST = 0.1
 NEVER_SETTLED = 15.0
 
 
@@ -72,9 +73,10 @@ class BoardFeed:
 
     Every method may be called from any thread. On the feed's thread ``send(message)``
     gets each message for the pages, and ``settled()`` is called when the state has
-    changed and settled. ``pages_blocked()`` is whether messages of pages cannot arrive
-    now (a cell blocks the main thread), so that no page is taken for closed. Two
-    messages are `interval` seconds apart at least.
+    changed and settled: at once where cells end, or a hang begins or ends.
+    ``pages_blocked()`` is whether messages of pages cannot arrive now (a cell blocks
+    the main thread), so that no page is taken for closed. Two messages are `interval`
+    seconds apart at least.
     """
 
     def __init__(
@@ -99,7 +101,10 @@ class BoardFeed:
         self._viewers: dict[str, float] = {}
         self._thread: threading.Thread | None = None
         self._refreshed_at = 0.0
+        # The version of the model, and its banner, at the last look.
+        self._noted: tuple[int, Message] = (0, {})
         self._changed_at: float | None = None
+        self._changing_since = 0.0
         self._reported_at = 0.0
         self._sent_at = 0.0
         self._late = LateWatch(cluster, self._show_lateness)
@@ -246,7 +251,8 @@ class BoardFeed:
             return
         try:
             while not self._closing.is_set():
-                self._wake.wait(FULL_REFRESH)
+                pending = self._changed_at is not None and self.model.rests
+                self._wake.wait(AT_REST if pending else FULL_REFRESH)
                 self._wake.clear()
                 began = time.thread_time()
                 try:
@@ -281,22 +287,35 @@ class BoardFeed:
                 self._send(message)
             elif now - self._sent_at >= BEAT:
                 self._send({"type": "beat", "now": now})
-        if message is not None:
-            if self._changed_at is None:
-                self._reported_at = now
-            self._changed_at = now
         self._report_settled(now)
         return True
 
     def _report_settled(self, now: float) -> None:
+        """Report the state if it has changed and settled."""
+        # By the version: other threads send changes, too.
+        before, self._noted = self._noted, (self.model.version, self.model.told)
+        if self._noted[0] != before[0]:
+            if self._changed_at is None:
+                self._changing_since = now
+            self._changed_at = now
         if self._changed_at is None:
             return
-        if (
-            now - self._changed_at >= SETTLED
-            or now - self._reported_at >= NEVER_SETTLED
-        ):
-            self._changed_at = None
+        turned = self._noted[1] != before[1]
+        quiet = now - self._changed_at
+        if self.model.rests:
+            # Of idle ranks the memory may change again and again.
+            often = now - self._reported_at < SETTLED
+            settled = turned or (quiet >= AT_REST and not often)
+        else:
+            settled = quiet >= SETTLED or now - self._changing_since >= NEVER_SETTLED
+        if settled:
+            self._changed_at, self._reported_at = None, now
             self._settled()
+
+    def report_soon(self) -> None:
+        """Call ``settled()`` as soon as no rank is in a cell: one has ended."""
+        self._reported_at = 0.0
+        self._wake.set()
 
     def _expire(self, now: float) -> None:
         if self._pages_blocked():

@@ -223,6 +223,16 @@ class BoardModel:
         """Return the banner: the state of the cluster in a sentence."""
         return banner_of(self.head, self.groups, self.verdicts, self.now, self.late)
 
+    @property
+    def told(self) -> Message:
+        """The banner as of the last `delta`."""
+        return self._sent.get("banner", {})
+
+    @property
+    def rests(self) -> bool:
+        """Whether no rank was in a cell then, or the cell hangs."""
+        return self.told.get("mood") not in ("busy", "working")
+
     def tabs(self) -> list[dict[str, Any]]:
         """Return the data of the tabs, in order."""
         names = [group.name for group in self.groups]

@@ -198,6 +198,7 @@ class Board(anywidget.AnyWidget):
 
     def _on_cell_end(self, result: Any) -> None:
         self._cell_running = False
+        self._feed.report_soon()
         if self._cluster.closed and not self._feed.closed:
             # By a call in the cell: no page may show the board, and no magic follow.
             self._feed.close()
