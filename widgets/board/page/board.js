@@ -106,6 +106,8 @@ export class Board {
     if (change.trouble) this.showOutcome(change.trouble, false);
     const changed = change.rows.get(this.group);
     if (changed) this.table.mark(changed);
+    // A hang begins or ends: that is not to wait for the next request.
+    if (change.banner && this.store.headline.mood === "error") this.asked = undefined;
     this.request();
   }
 

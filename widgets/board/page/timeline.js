@@ -5,6 +5,7 @@
 import { AXIS, drawTimeline } from "./draw.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { foldLanes, sourceOf } from "./fold_lanes.js";
+import { withPlaces } from "./links.js";
 import { ALL } from "./overview.js";
 import { Pauses } from "./pauses.js";
 import { RangeTable } from "./range_table.js";
@@ -136,12 +137,12 @@ export class Timeline {
     this.buttons.every.hidden = this.group?.id === ALL || !(data?.groups.length > 1);
     const chosen = this.chosen && { ...this.chosen };
     this.lanes = this.all = [];
+    setText(this.summary, data ? data.summary : "Asking the ranks for their last ops …");
     if (data) {
       this.all = lanesOf(data, this.wide ? null : this.group);
       this.lanes = foldLanes(this.all, this.opened, (lane) => this.stays(lane));
       this.words = data.words;
       this.messages = messagesOf(data, this.lanes);
-      setText(this.summary, data.summary);
     }
     const pauses = data ? Pauses.of(this.lanes, this.clock()) : new Pauses();
     this.buttons.pauses.hidden = pauses.list.length === 0;
@@ -274,9 +275,7 @@ export class Timeline {
       this.openGroup(lane.group);
       return;
     }
-    const found = this.workAt(event.offsetX, event.offsetY);
-    this.choose(found);
-    if (found) this.goTo(this.words[found.work[W.line]]);
+    this.choose(this.workAt(event.offsetX, event.offsetY));
   }
 
   leave() {
@@ -358,13 +357,10 @@ export class Timeline {
     this.detail.replaceChildren();
     if (found) {
       const { title, facts } = this.describe(found);
-      this.detail.append(make("b", "", title), ` · ${facts.join(" · ")} `);
+      const told = withPlaces(` · ${facts.join(" · ")} `, this.goTo);
       const line = this.words[found.work[W.line]];
-      const button = make("button", "small", "Show line", { type: "button" });
-      button.addEventListener("click", () => this.goTo(line));
-      this.detail.append(button);
       this.quote = make("code", "quote");
-      this.detail.append(this.quote);
+      this.detail.append(make("b", "", title), ...told, this.quote);
       this.store.request("source", { line }, (answer) => {
         if (this.chosen?.work === found.work) setText(this.quote, answer.text ?? "");
       });
