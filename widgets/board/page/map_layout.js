@@ -2,6 +2,7 @@
 // else on the line of its host; and its colour. Nothing here draws.
 
 import { valueOf } from "./arrange.js";
+import { shortRanks } from "./text.js";
 
 const LARGE = { pitch: 24, height: 18 }; // px of a square with the number of its rank
 const SMALL = { pitch: 12, height: 12 };
@@ -46,9 +47,26 @@ export function meshOf(groups) {
     step *= family.size;
   }
   if (chosen.length < 2 || chosen.some(({ at }) => at.size !== step)) return null;
-  const names = chosen.map(({ title }, dim) => title || `dimension ${dim}`);
+  const names = namesOf(chosen, families);
   const at = new Map([...chosen[0].at.keys()].map((rank) => [rank, chosen.map((one) => one.at.get(rank))]));
   return { names, sizes: chosen.map(({ size }) => size), at };
+}
+
+/** A name of its own for each dimension: some groups have two names, others share one. */
+function namesOf(chosen, families) {
+  const titles = chosen.map(({ step, size, title }) => {
+    const same = families.filter((one) => one.step === step && one.size === size).map((one) => one.title);
+    return [title, ...same].filter(Boolean);
+  });
+  const names = chosen.map(() => null);
+  // Those with fewest names choose first.
+  const order = chosen.map((_, dim) => dim).sort((one, other) => titles[one].length - titles[other].length);
+  for (const dim of order) {
+    const free = titles[dim].find((title) => !names.includes(title));
+    const ranks = [...chosen[dim].at.keys()].slice(0, chosen[dim].size);
+    names[dim] = free ?? (titles[dim].length ? `${titles[dim][0]} (${shortRanks(ranks)})` : `dimension ${dim}`);
+  }
+  return names;
 }
 
 /** The lines of the map, as {label, ranks}: of a mesh its rows, else the hosts. */

@@ -48,6 +48,14 @@ test("numbers at the end of names, and names that are ranks, are left out", () =
   equal(meshOf(again).names, ["dp", "tp"]);
 });
 
+test("a name is that of one dimension", () => {
+  const mesh = groupsOf(2, 3);
+  const again = mesh.filter(({ name }) => name === "tp").map(({ ranks }) => ({ name: "dp", ranks }));
+  equal(meshOf([...again, ...mesh]).names, ["dp", "tp"]); // the rows are "dp", too
+  equal(meshOf(groupsOf(2, 3, ["g", "g"])).names, ["g", "g (0–2)"]);
+  equal(meshOf(groupsOf(4, 4, ["g 0", "g 1"])).names, ["g", "g (0–3)"]);
+});
+
 test("other groups are no mesh", () => {
   equal(meshOf([]), null);
   equal(meshOf([{ name: "default", ranks: range(4) }]), null);
