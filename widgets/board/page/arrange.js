@@ -91,7 +91,7 @@ export function filterOf(text) {
 
 const SIZES = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 const TIMES = { ns: 1, "µs": 1e3, ms: 1e6, s: 1e9 };
-const RATES = { "MB/s": 1, "GB/s": 1e3, "TB/s": 1e6 };
+const RATES = { "kB/s": 1e-3, "MB/s": 1, "GB/s": 1e3, "TB/s": 1e6 };
 const UNITS = new Map(Object.entries({ ...SIZES, ...TIMES, ...RATES }));
 
 // Cells of which a fold shows the lowest and the highest.

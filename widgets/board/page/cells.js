@@ -1,8 +1,10 @@
 // The cells of the table: their texts, and what depends on what.
 
+import { isConspicuous } from "./arrange.js";
 import { elapsedText, moodClass, nameRanks, plural } from "./text.js";
 
 const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
+const RANKS = 24; // letters of the ranks of a fold
 const TOLD = 8; // states of ranks that the text for the map has
 const NARROW = /[ fijlrt.,:;'|()]/g; // letters of about half the width of others
 
@@ -64,6 +66,12 @@ export function cellText(key, rank, cells, now) {
   }
   const value = cells[key];
   return value === undefined ? "" : String(value);
+}
+
+/** Which ranks a fold has, if they are at fault and not too many; else how many. */
+export function foldLabel(ranks, cells) {
+  const text = nameRanks(ranks);
+  return isConspicuous(cells) && text.length <= RANKS ? text : plural(ranks.length, "rank");
 }
 
 /** How long a rank has been at its line, behind the line. */

@@ -5,7 +5,7 @@ import { lineOf } from "./overview.js";
 import { moodClass } from "./text.js";
 
 const COLUMNS = [
-  ["label", "group"], ["members", "ranks"], ["state", "state"], ["op", "op"], ["verdict", "verdict"],
+  ["name", "group"], ["members", "ranks"], ["state", "state"], ["op", "op"], ["verdict", "verdict"],
 ];
 
 export class GroupList {
@@ -23,7 +23,7 @@ export class GroupList {
     this.body = make("tbody");
     table.append(top, this.body);
     this.element.append(table);
-    this.lines = new Map(); // id → {row, name, cells}
+    this.lines = new Map(); // id → {row, shape, cells}
   }
 
   /** Show some groups in this order; `rows` maps their ids to the rows of their ranks. */
@@ -54,9 +54,9 @@ export class GroupList {
     const row = make("tr");
     const line = { row, shape: makeShape("calm"), cells: {} };
     for (const [key] of COLUMNS) {
-      const cell = make(key === "label" ? "th" : "td", `of-${key}`);
-      const target = key === "label" ? make("button", "place", "", { type: "button" }) : make("span");
-      if (key === "label") cell.setAttribute("scope", "row");
+      const cell = make(key === "name" ? "th" : "td", `of-${key}`);
+      const target = key === "name" ? make("button", "place", "", { type: "button" }) : make("span");
+      if (key === "name") cell.setAttribute("scope", "row");
       if (key === "state") cell.append(line.shape);
       cell.append(target);
       line.cells[key] = target;

@@ -34,9 +34,9 @@ export function overviewOf(groups, rows) {
 }
 
 /**
- * The row of a rank that tells most about it, as `{label, cells}`.
+ * The row of a rank that tells most about it, as `{name, label, cells}`.
  *
- * `found` has its row of each group with the group's label, and when its op has changed
+ * `found` has its row of each group with the group's names, and when its op has changed
  * last: the row with a blame, then those in flight, the oldest first, then those that
  * failed, then the newest.
  */
@@ -54,15 +54,16 @@ function isMore(one, other) {
 }
 
 function weight({ blame, mood, verdict, failed }) {
-  if (blame) return 4;
+  if (blame) return mood === "working" ? 5 : 4;
   if (mood === "working") return verdict ? 3 : 2;
   return failed ? 1 : 0;
 }
 
-/** The cells of that row in the tab "all": its op says in which group it is. */
+/** The cells of that row in the tab "all": its op says in which of its groups the rank is. */
 export function overviewCells(found) {
-  const { label, cells } = tellingRow(found);
-  return cells.op === undefined ? { ...cells } : { ...cells, op: `${label} ${cells.op}` };
+  const { name, label, cells } = tellingRow(found);
+  const group = found.some((one) => one.name === name && one.label !== label) ? label : name;
+  return cells.op === undefined ? { ...cells } : { ...cells, op: `${group} ${cells.op}` };
 }
 
 /** The names of the cells in which two rows differ. */
@@ -72,8 +73,8 @@ export function differences(old, cells) {
 }
 
 /** The cells of a group's line in that tab: who is in it, what it does, what is wrong. */
-export function lineOf({ label, ranks, state, verdict }, rows) {
-  return { label, members: shortRanks(ranks), state, op: opOf(rows), verdict };
+export function lineOf({ name, ranks, state, verdict }, rows) {
+  return { name, members: shortRanks(ranks), state, op: opOf(rows), verdict };
 }
 
 /** The op that is in flight for longest on any rank, else the last one. */

@@ -120,7 +120,7 @@ export class Store {
       this.rows.delete(ALL);
       return;
     }
-    const groups = this.groups.map(({ id, label }) => ({ label, rows: this.rows.get(id) }));
+    const groups = this.groups.map(({ id, name, label }) => ({ name, label, rows: this.rows.get(id) }));
     const known = this.rows.get(ALL);
     const named = this.groups.map(({ id, label }) => `${id} ${label}`).join();
     const anew = known === undefined || change.all || named !== this.named;
@@ -132,9 +132,9 @@ export class Store {
     const changed = new Map();
     for (const rank of ranks) {
       const found = [];
-      for (const { label, rows } of groups) {
+      for (const { name, label, rows } of groups) {
         const cells = rows?.get(rank);
-        if (cells) found.push({ label, cells, changed: this.changed.get(cells) ?? 0 });
+        if (cells) found.push({ name, label, cells, changed: this.changed.get(cells) ?? 0 });
       }
       if (found.length === 0) {
         table.delete(rank);

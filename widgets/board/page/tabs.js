@@ -4,6 +4,7 @@ import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { moodClass, plural } from "./text.js";
 
 const TOLD = new Set(["hung", "aborted", "rank dead"]); // states that a tab tells
+const IN_LINE = 6; // tabs that leave room for facts beside them
 
 export class Tabs {
   constructor(choose) {
@@ -18,6 +19,7 @@ export class Tabs {
 
   update(groups) {
     this.groups = groups;
+    setAttribute(this.element, "class", groups.length > IN_LINE ? "groups many" : "groups");
     const there = new Set(groups.map((group) => group.id));
     for (const [id, tab] of this.tabs) {
       if (there.has(id)) continue;

@@ -1,4 +1,6 @@
-import { cellText, concerns, isInCell, lengthOf, mapText, standing, stayText } from "/widgets/board/page/cells.js";
+import {
+  cellText, concerns, foldLabel, isInCell, lengthOf, mapText, standing, stayText,
+} from "/widgets/board/page/cells.js";
 import { equal, test } from "./harness.js";
 
 test("a cell without a value is empty", () => {
@@ -46,4 +48,12 @@ test("the map has a text, with those at fault first", () => {
   equal(mapText(rows), "map of 5 ranks: rank 2 not entered; ranks 0–1, 3–4 waits for rank 2");
   for (let rank = 5; rank < 20; rank++) rows.set(rank, { state: `in cell ${rank}` });
   equal(mapText(rows).endsWith("; rank 10 in cell 10; and others"), true);
+});
+
+test("a fold says which ranks are at fault, and how many others it has", () => {
+  const absent = { mood: "calm", state: "idle", verdict: "not entered", blame: 1 };
+  const waits = { mood: "working", state: "in flight", verdict: "waits for rank 3" };
+  const many = [...Array(64).keys()].filter((rank) => rank % 9);
+  equal(foldLabel([3, 17], absent), "ranks 3, 17");
+  equal([foldLabel([3, 17], waits), foldLabel(many, absent)], ["2 ranks", "56 ranks"]);
 });

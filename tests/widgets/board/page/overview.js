@@ -5,15 +5,17 @@ import { equal, test } from "./harness.js";
 
 const idle = { mood: "calm", op: "all_reduce", seq: "#3" };
 
-/** Which of some rows of a rank is told, by label. */
+/** Which of some rows of a rank is told, by name. */
 function told(...rows) {
-  return tellingRow(rows.map(([label, cells, changed = 0]) => ({ label, cells, changed }))).label;
+  return tellingRow(rows.map(([name, cells, changed = 0]) => ({ name, cells, changed }))).name;
 }
 
 test("a rank is shown in the group where it is blamed, then where it waits", () => {
   const waits = { mood: "working", since: 5 };
   equal(told(["default", idle], ["tp", waits], ["dp", { mood: "busy", blame: 1 }]), "dp");
   equal(told(["default", idle], ["tp", waits]), "tp");
+  // Of two groups in which it is blamed, where it is in an op.
+  equal(told(["dp", { mood: "busy", blame: 1, since: 1 }], ["tp", { ...waits, blame: 1 }]), "tp");
   equal(told(["default", waits], ["tp", { ...waits, since: 4 }]), "tp");
   equal(told(["default", { ...waits, since: 1 }], ["tp", { ...waits, verdict: "waits" }]), "tp");
 });
@@ -25,8 +27,11 @@ test("an idle rank is shown where its last op was", () => {
 });
 
 test("its op says in which group it is", () => {
-  equal(overviewCells([{ label: "dp_10", cells: idle, changed: 0 }]), { ...idle, op: "dp_10 all_reduce" });
-  equal(overviewCells([{ label: "no group", cells: { mood: "calm" }, changed: 0 }]), { mood: "calm" });
+  const dp = { name: "dp", label: "dp (0,4)", cells: idle, changed: 2 };
+  equal(overviewCells([dp, { ...dp, name: "tp", label: "tp (0–3)", changed: 0 }]).op, "dp all_reduce");
+  // It is in two groups of the name.
+  equal(overviewCells([dp, { ...dp, label: "dp (0–3)", changed: 0 }]).op, "dp (0,4) all_reduce");
+  equal(overviewCells([{ ...dp, name: "no group", cells: { mood: "calm" } }]), { mood: "calm" });
 });
 
 test("cells that came, went or are others differ", () => {
@@ -46,11 +51,11 @@ test("the tab of all has the worst mood, and no facts of its own", () => {
 });
 
 test("a group's line has the op that waits longest, else the last one", () => {
-  const group = { label: "tp", ranks: [0, 1, 2], state: "hung", verdict: "missing ranks: rank 2" };
+  const group = { name: "tp", ranks: [0, 1, 2], state: "hung", verdict: "missing ranks: rank 2" };
   const flies = { mood: "working", op: "barrier", seq: "#9", since: 7, issued: 9 };
   const rows = new Map([[0, { ...idle, issued: 12 }], [1, flies], [2, { ...flies, seq: "#8", since: 3 }]]);
   equal(lineOf(group, rows), {
-    label: "tp", members: "0–2", state: "hung", op: "barrier #8", verdict: "missing ranks: rank 2",
+    name: "tp", members: "0–2", state: "hung", op: "barrier #8", verdict: "missing ranks: rank 2",
   });
   const done = new Map([[0, idle], [1, { ...idle, seq: "#4", issued: 4 }], [2, { mood: "calm" }]]);
   equal(lineOf(group, done).op, "all_reduce #4");

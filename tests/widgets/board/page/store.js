@@ -97,8 +97,8 @@ test("the last view tells the kernel that none is left", () => {
 test("several groups have a tab of all, with each rank once", () =>
   withStore(({ store, seen, play }) => {
     equal([store.tabs.map(({ id }) => id), store.rows.has("all")], [["g0"], false]);
-    const tp = { id: "g1", label: "tp", state: "idle", mood: "calm" };
-    const dp = { id: "g2", label: "dp", state: "idle", mood: "calm" };
+    const tp = { id: "g1", name: "tp", label: "tp (0–1)", state: "idle", mood: "calm" };
+    const dp = { id: "g2", name: "dp", label: "dp (1,3)", state: "idle", mood: "calm" };
     const both = { groups: [tp, dp], rows: { g1: { 0: { op: "send" }, 1: { op: "send" } }, g2: { 1: { op: "recv" } } } };
     play({ type: "delta", v: 5, now: 11, ...both });
     equal(store.tabs.map(({ id }) => id), ["all", "g1", "g2"]);
