@@ -15,11 +15,13 @@ from ..units import elapsed_text
 from .group import Group
 from .rows import Cells, text
 
-__all__ = ["Banner", "banner_of", "verdict_cells"]
+__all__ = ["Banner", "banner_of", "blamed", "verdict_cells"]
 
 #: Seconds for which an op has to be in flight before the banner mentions it:
 #: a text that is shown for less time cannot be read.
 NOTABLE = 1.0
+#: Of ranks that connect: how many have is another number soon.
+CONNECTING = 0.5
 
 _SHUT_DOWN = "The ranks were shut down"
 
@@ -74,11 +76,15 @@ class Banner:
         return f"{self.title}: {' '.join(self.sentences)}"
 
 
+def blamed(verdict: Verdict) -> list[int]:
+    """Return the ranks at fault: in a deadlock all that wait for each other."""
+    return sorted({*verdict.culprits, *(one.rank for one in verdict.cycle)})
+
+
 def verdict_cells(verdict: Verdict, over: bool = False) -> dict[int, Cells]:
     """Return rank → the cells of its row for `verdict`; `over`: it was aborted."""
     found: dict[int, Cells] = {
-        rank: {"verdict": _BLAME[verdict.fault], "blame": 1}
-        for rank in verdict.culprits
+        rank: {"verdict": _BLAME[verdict.fault], "blame": 1} for rank in blamed(verdict)
     }
     awaited = "waited" if over else "waits"
     if verdict.culprits:
@@ -237,7 +243,7 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
                 since = float(row["since"])
                 if oldest is None or since < oldest[0]:
                     oldest = since, group, row
-    if oldest is None or now - oldest[0] < NOTABLE:
+    if oldest is None or now - oldest[0] < CONNECTING:
         return None
     since, group, example = oldest
     inside = [
@@ -247,6 +253,13 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
         and (row.get("op"), row.get("seq")) == (example.get("op"), example.get("seq"))
     ]
     op = " ".join(str(example[key]) for key in ("op", "seq") if key in example)
+    named = f" (group {_named(group.key, groups)})" if len(groups) > 1 else ""
+    if connected := group.connected(inside):
+        size = len(group.ranks)
+        told = f"{connected} of {size} ranks have connected, for {op}{named}"
+        return Banner("working", "Connecting", _sentence(told))
+    if now - since < NOTABLE:
+        return None
     clauses = [f"{_are(inside)} in {op}"]
     outside: dict[str, list[int]] = {}
     for rank in sorted(group.base.keys() - set(inside)):
@@ -255,9 +268,7 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
         doing = in_op if row["mood"] == "working" else str(row["state"])
         outside.setdefault(doing, []).append(rank)
     clauses += [f"{_are(ranks)} {doing}" for doing, ranks in outside.items()][:3]
-    sentence = ", ".join(clauses)
-    if len(groups) > 1:
-        sentence += f" (group {_named(group.key, groups)})"
+    sentence = ", ".join(clauses) + named
     limit = example.get("limit")
     hint = f" It fails after {elapsed_text(float(limit))}." if limit else ""
     return Banner("working", "In flight", _sentence(sentence) + hint)

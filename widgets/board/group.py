@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,6 +184,17 @@ class Group:
             self._connected = known, hosts
             self._transports = transports_text(known, hosts, size) if known else ""
         return self._transports
+
+    def connected(self, inside: Collection[int]) -> int:
+        """Return how many ranks have connected while all others do, in their first op.
+
+        Those are among `inside`, the ranks in that op. 0 if it is not so, or not known.
+        """
+        known = self.statuses.items()
+        joined = {rank for rank, one in known if one.transports}
+        left = set(self.ranks) - joined - {rank for rank, one in known if one.completed}
+        connects = joined and left and left <= set(inside)
+        return len(self.ranks) - len(left) if connects else 0
 
     def _last_op(self) -> str:
         """Return what was last on any rank: ``last all_reduce #14``."""

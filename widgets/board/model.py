@@ -33,7 +33,7 @@ from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.engines.status import advice_of
 
 from ..units import duration_text
-from .banner import Banner, banner_of, verdict_cells
+from .banner import Banner, banner_of, blamed, verdict_cells
 from .group import NO_GROUP, Group
 from .late import late_cells
 from .rows import Cells, as_aborted, cells, text
@@ -175,7 +175,7 @@ class BoardModel:
     ) -> None:
         number = rank.rank
         old = group.base.get(number, {})
-        new = as_aborted(cells(rank, status, now), old)
+        new = as_aborted(cells(rank, status, now), old, now)
         if status is not None:
             group.durations.add(number, status.completed)
             usual = status.oldest and group.durations.median(status.oldest)
@@ -318,7 +318,8 @@ class BoardModel:
             extra: dict[int, Cells] = {
                 rank: dict(found)
                 for rank, found in late.items()
-                if found and rank in group.base
+                # Not of one that is idle: it waits for nobody.
+                if found and group.base.get(rank, {}).get("mood") in ("busy", "working")
             }
             for rank, lag in group.behind(self.now).items():
                 extra[rank] = {**extra.get(rank, {}), "lag": lag}
@@ -434,7 +435,7 @@ def _shows(group: Group, rank: int, verdict: Verdict) -> bool:
     In the tab of another group, only those who wait in an op there, and who wait for
     each other.
     """
-    in_ring = verdict.fault is Fault.DEADLOCK and rank in verdict.culprits
+    in_ring = verdict.fault is Fault.DEADLOCK and rank in blamed(verdict)
     row = group.base[rank]
     waits = row["mood"] == "working" or "failed" in row
     return verdict.group == group.key or waits or in_ring

@@ -78,24 +78,32 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
     return row
 
 
-def as_aborted(new: Cells, old: Cells) -> Cells:
+def as_aborted(new: Cells, old: Cells, now: float) -> Cells:
     """Return the row `new` of an aborted group with what `old`, before it, showed.
 
-    What failed, and where, is in no status any more. A rank that computes shows that.
+    What failed, and where, is in no status any more. A rank that computes shows that,
+    if it does for longer than a cell takes to fail.
     """
-    same = old.get("generation") == new.get("generation")
-    if new["state"] != "aborted" or not same or "state" not in old:
+    if new["state"] != "aborted":
         return new
+    if "state" not in old or old.get("generation") != new.get("generation"):
+        return {**new, "ended": now - LEAVES}
+    ended = float(old.get("ended", now))
+    gone = _OF_OP if now - ended >= LEAVES else (*_OF_OP, *_OF_CELL)
     kept = {key: old[key] for key in _OF_OP if key in old}
-    if "at" in new:
+    found = {key: value for key, value in new.items() if key not in gone}
+    if "at" in found:
         kept["line"] = new["line"]
     if old["mood"] == "working":
         kept["failed"] = 1
-    return {**new, **kept}
+    return {**found, **kept, "ended": ended}
 
 
 #: The cells that an abort leaves as they were; `failed`: an op was in flight.
 _OF_OP = ("op", "seq", "line", "size", "dtype", "shape", "failed")
+#: What a rank shows that goes on in its cell, `LEAVES` seconds after the abort.
+_OF_CELL = ("cell", "at", "since")
+LEAVES = 1.0
 
 
 def _state(rank: RankStatus, group: GroupStatus | None) -> tuple[str, str]:

@@ -346,6 +346,24 @@ class TestBanner:
         found = model(*simulated.Simulation(4).step().ranks)
         assert str(found.banner()) == "Running: Ranks 0–3 run cell 7."
 
+    def test_the_first_op_says_how_many_ranks_have_connected(self) -> None:
+        first = simulated.op(1, state="scheduled", elapsed=0.7)
+        new: dict[str, Any] = {"completed": None, "oldest": first, "in_flight": 1}
+        waits = group(**new)
+        ready = group(**new, transports={"shm": (1, 2)})
+        busy: dict[str, Any] = {"state": "busy", "cell": 7}
+        found = model(*(rank(n, ready if n else waits, **busy) for n in range(4)))
+        assert str(found.banner()) == (
+            "Connecting: 3 of 4 ranks have connected, for all_reduce #1."
+        )
+        # One that is not in the op connects to nobody.
+        away = model(
+            rank(0, group(completed=None)), *(rank(n, ready) for n in (1, 2, 3))
+        )
+        assert "onnect" not in str(away.banner())
+        # Of the transports of this backend nothing is known.
+        assert "onnect" not in str(model(*(rank(n, waits) for n in range(4))).banner())
+
     def test_a_verdict_goes_before_everything(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
@@ -432,9 +450,12 @@ class TestBanner:
             rank(0, one, group("b", (0, 1)), state="busy", cell=7),
             rank(1, group("a", (0, 1)), two, state="busy", cell=7),
         )
+        # Rank 0 is the only one that has another order.
+        waits = (WaitFor(0, 1, "all_reduce #14", "a"), WaitFor(1, 0, "…", "b"))
         ring = Verdict(
-            *(Fault.DEADLOCK, one.key, (0, 1), (), now.op, 14, "why"),
+            *(Fault.DEADLOCK, one.key, (0,), (1,), now.op, 14, "why"),
             groups=(one.key, two.key),
+            cycle=waits,
         )
         found.show_verdicts([ring])
         found.delta()
@@ -480,7 +501,7 @@ class TestBanner:
 
     def test_a_frozen_rank_is_shown_before_it_counts_as_silent(self) -> None:
         now = simulated.op(14, state="started", elapsed=1.0)
-        busy = {"state": "busy", "cell": 7}
+        busy: dict[str, Any] = {"state": "busy", "cell": 7}
         waits = group(oldest=now, in_flight=1)
         found = model(rank(0, waits, **busy), rank(1, waits, heartbeat_age=1.5, **busy))
         frozen = Verdict(
@@ -581,13 +602,8 @@ class TestBanner:
         found.delta()
         reason = f"{verdicts[0]}; abort requested from the board at 12:00:00"
         gone: dict[str, Any] = {"state": "aborted", "reason": reason}
-        done = simulated.op(13)
-        found.update(
-            cluster(
-                *(rank(n, group(completed=done, issued=13, **gone)) for n in range(4))
-            ),
-            101.0,
-        )
+        gone |= {"completed": simulated.op(13), "issued": 13}
+        found.update(cluster(*(rank(n, group(**gone)) for n in range(4))), 101.0)
         found.delta()
         rows = found.groups[0].rows()
         assert {row["state"] for row in rows.values()} == {"aborted"}
@@ -607,6 +623,35 @@ class TestBanner:
         found.delta()
         for row in found.groups[0].rows().values():
             assert not row.keys() & {"op", "line", "verdict", "blame", "failed"}
+
+    def test_an_aborted_op_shows_nothing_of_the_op_before(self) -> None:
+        barrier = op("barrier", 14, state="started", elapsed=6.0)
+        done = simulated.op(13)
+        found = model(rank(0, group(completed=done, oldest=barrier), state="busy"))
+        gone = group(completed=done, state="aborted", reason="enough")
+        found.update(cluster(rank(0, gone)), 101.0)
+        row = found.groups[0].row(0)
+        assert (row["op"], row["seq"]) == ("barrier", "#14")
+        assert not row.keys() & {"size", "dtype", "shape"}
+
+    def test_who_fails_because_of_an_abort_does_not_compute(self) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        there: dict[str, Any] = {"state": "busy", "cell": 7, "busy_for": 6.1}
+        found = model(rank(0, group(oldest=now), **there))
+        gone = rank(
+            0, group(state="aborted", reason="enough"), line="cell 7 line 9",
+            line_for=6.1, **there,
+        )  # fmt: skip
+        found.update(cluster(gone), 100.1)
+        found.update(cluster(gone), 100.9)
+        row = found.groups[0].row(0)
+        assert row["line"] == "cell 7 line 5"
+        assert not row.keys() & {"cell", "at", "since"}
+        assert "still runs" not in str(found.banner())
+        found.update(cluster(gone), 101.2)
+        row = found.groups[0].row(0)
+        assert (row["line"], row["cell"]) == ("cell 7 line 9", "7")
+        assert "Rank 0 still runs cell 7" in str(found.banner())
 
     def test_groups_that_were_aborted_for_one_reason_are_told_at_once(self) -> None:
         gone: dict[str, Any] = {"state": "aborted", "reason": "enough"}

@@ -31,16 +31,16 @@ def of(run: Run) -> Lateness:
     return lateness
 
 
-def idle() -> ClusterStatus:
+def idle(state: str = "idle") -> ClusterStatus:
     group = statuses.group(ranks=range(4))
     return statuses.cluster(
-        *(statuses.rank(n, group, heartbeat_age=0.1) for n in range(4))
+        *(statuses.rank(n, group, state=state, heartbeat_age=0.1) for n in range(4))
     )
 
 
 class TestShown:
     def test_the_rows_say_who_is_late_and_who_waits(self) -> None:
-        model = BoardModel.of(idle(), of(a_run()))
+        model = BoardModel.of(idle("busy"), of(a_run()))
         (group,) = model.groups
         late, others = group.row(2), [group.row(rank) for rank in (0, 1, 3)]
         assert str(late["late"]).startswith("100% · ")
@@ -49,6 +49,9 @@ class TestShown:
         assert all(int(str(row["waits"])[:-1]) > 80 for row in others)
         assert not any("late" in row for row in others)
         assert "100% · " in board_text(model)
+        model.update(idle(), 1.0)
+        model.delta()
+        assert not any({"late", "waits"} & row.keys() for row in group.rows().values())
 
     def test_the_banner_advises_where_nothing_is_wrong(self) -> None:
         model = BoardModel.of(idle(), of(a_run()))

@@ -3,11 +3,13 @@
 // that changed (a <table> is laid out as a whole: ten times the work).
 
 import { arrange, foldedCells, plainView } from "./arrange.js";
-import { cellText, concerns, isInCell, lengthOf, nameOf, standing, stayText } from "./cells.js";
+import {
+  cellText, concerns, foldLabel, isInCell, lengthOf, nameOf, standing, stayText,
+} from "./cells.js";
 import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { isPlace } from "./links.js";
 import { differences } from "./overview.js";
-import { elapsedText, moodClass, nameRanks, plural } from "./text.js";
+import { elapsedText, moodClass, nameRanks } from "./text.js";
 import { BAR, placeColumns } from "./widths.js";
 
 const SETTLED = 2; // s without a cell that runs after which empty columns go
@@ -63,7 +65,8 @@ export class Table {
   forget() {
     this.ran ??= null; // when a cell ran or a state changed last, if columns may have become empty since
     this.lengths = this.columns.map(() => 0); // of the longest text of each, see lengthOf
-    this.longest = this.columns.map((column) => column.title);
+    // An abort is to find room: no column may go because of it.
+    this.longest = this.columns.map(({ key, title }) => (key === "state" ? "aborted" : title));
   }
 
   /** Show a group. */
@@ -157,7 +160,7 @@ export class Table {
 
   writeFold(entry, { ranks, open }, rows, now) {
     const cells = foldedCells(ranks.map((rank) => rows.get(rank)));
-    const label = plural(ranks.length, "rank");
+    const label = foldLabel(ranks, cells);
     const { shown } = entry;
     const names = shown && entry.label === label ? new Set(differences(shown, cells)) : null;
     Object.assign(entry, { shown: cells, label });
@@ -237,8 +240,9 @@ export class Table {
     const text = cellText(column.key, rank, cells, now);
     const stay = column.key === "line" ? stayText(cells, now) : "";
     if (target.node.data !== text) target.node.data = text;
-    // In front of "62 ranks" is a triangle.
-    this.measure(place, column.key === "rank" && typeof rank === "string" ? `▸ ${text}` : text + stay);
+    // In front of "62 ranks" is a triangle; who waits has waited after an abort.
+    const fold = column.key === "rank" && typeof rank === "string";
+    this.measure(place, fold ? `▸ ${text}` : text.replace(/^waits /, "waited ") + stay);
     if (column.key === "line") {
       target.cell.firstChild.disabled = !isPlace(text);
       setText(target.cell.lastChild, stay);
@@ -278,7 +282,8 @@ export class Table {
 
   /** Forget columns that are empty since no cell runs: not at each end of an op. */
   settle(now) {
-    if ([...this.rowsOf().values()].some(isInCell)) {
+    // What an abort leaves stays as it is.
+    if ([...this.rowsOf().values()].some((cells) => isInCell(cells) || cells.failed)) {
       this.ran = now;
     } else if (this.ran !== null && now - this.ran >= SETTLED) {
       this.ran = null;
