@@ -47,6 +47,8 @@ ANSWER_WAIT = 0.9
 LONGEST = 1.0
 #: Characters of an exception's text.
 LONGEST_TEXT = 200
+#: How the account ends of a cell that no error has ended.
+AT_ITS_END = "at its end"
 #: Records of the group that a rank sends, the newest ones.
 RECORDS = 50
 

@@ -221,6 +221,8 @@ def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | Non
         frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
         return {
             "text": f"{name}: {text}"[:_LONGEST] if text else name,
+            # The ranks because of which an op of ours has failed.
+            "culprits": list(getattr(error, "culprits", ())),
             "frames": [
                 [_name_of(one.filename), one.lineno or 0, one.name]
                 for one in reversed(frames)

@@ -78,8 +78,10 @@ def is_consequence(error: BaseException) -> bool:
 
 def _follows_from_a_rank(error: BaseException) -> bool:
     if isinstance(error, DistAbortedError) and not error.culprits:
-        # Somebody wanted it, or it says itself what differs between ranks.
-        return False
+        from ..post_mortem.rank_facts import STORE_LOST
+
+        # Else somebody wanted it, or it says itself what differs between ranks.
+        return STORE_LOST.search(str(error)) is not None
     return isinstance(error, RuntimeError) and is_consequence(error)
 
 

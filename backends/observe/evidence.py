@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, NamedTuple
 
+from ..groups.inquiry import AT_ITS_END
+
 __all__ = [
     "UNKNOWN_ARRAYS",
     "Arrays",
@@ -229,6 +231,8 @@ class RankEvidence:
     last_cell_exit: str | None = None
     #: The group whose op failed with the error that ended that cell.
     failed_in: Group | None = None
+    #: The ranks that the error which ended it names as the cause.
+    ended_by: tuple[int, ...] | None = None
     #: Its main thread has left the program without an error.
     has_left: bool | None = None
     #: Its process, e.g. ``pid 4711 on node1``.
@@ -242,6 +246,11 @@ class RankEvidence:
     def has_ended(self) -> bool:
         """Whether its program is known to have ended, whatever ended it."""
         return self.death is not None or self.has_left is True
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether its program, or its last cell, has come to its end without error."""
+        return self.has_left is True or (self.last_cell_exit or "").endswith(AT_ITS_END)
 
     @property
     def fate(self) -> str | None:

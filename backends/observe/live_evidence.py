@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from ..groups.key import GroupKey
-from ..work.op_type import OpType, spec_of
+from ..work.op_type import spec_of
 from .evidence import (
     Arrays,
     Evidence,
@@ -18,7 +18,7 @@ from .evidence import (
     State,
     combine,
 )
-from .records import Record, position, sequence_number, tag_of
+from .records import Record, position, sequence_number, splits_of, tag_of
 from .verdicts import RankView
 
 __all__ = ["live_evidence"]
@@ -77,8 +77,11 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
             found.setdefault(place, []).append((order, record))
     failed_in = None
     for place, ops in found.items() if view.last_cell_op else ():
-        last = ops[-1][1]
-        if view.last_cell_op == (last["group"], last["op"], sequence_number(last)):
+        # Not only the last one: it may have been waited for when others were issued.
+        if any(
+            view.last_cell_op == (one["group"], one["op"], sequence_number(one))
+            for _, one in ops
+        ):
             failed_in = known[place][1]
     return RankEvidence(
         view.rank,
@@ -140,7 +143,7 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
         shown=number,
         counted=not record.get("uncounted_id"),
         equal_sizes=_equal_sizes(record),
-        splits=_splits(record, len(ranks)),
+        splits=splits_of(record, len(ranks)),
     )
 
 
@@ -164,19 +167,3 @@ def _equal_sizes(record: Record) -> tuple[int, ...] | None:
     if places is None:
         return None
     return tuple(map(prod, record["sizes"][places])) or None
-
-
-def _splits(record: Record, size: int) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Return what a rank receives from and sends to each rank, if it is known."""
-    sizes = record["sizes"]
-    if record["op"] == OpType.ALL_TO_ALL.value and len(sizes) == 2 * size:
-        counts = [prod(one) for one in sizes]
-        return counts[size:], counts[:size]
-    splits = record.get("splits")
-    if record["op"] != OpType.ALL_TO_ALL_SINGLE.value or not splits or len(sizes) != 2:
-        return None
-    receives, sends = splits
-    return (
-        receives or [sizes[1][0] // size] * size,
-        sends or [sizes[0][0] // size] * size,
-    )

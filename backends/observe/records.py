@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from math import prod
 from typing import Any
 
-__all__ = ["Record", "backend_calls", "position", "sequence_number", "tag_of"]
+from ..work.op_type import OpType
+
+__all__ = [
+    "Record",
+    "backend_calls",
+    "position",
+    "sequence_number",
+    "splits_of",
+    "tag_of",
+]
 
 #: One op, as `rankscope.backends.observe.export.local_dump` returns it.
 Record = Mapping[str, Any]
@@ -20,6 +30,22 @@ def sequence_number(record: Record) -> int:
 def tag_of(record: Record) -> int | None:
     """Return the tag of a send or receive: NCCL has none, it matches in order."""
     return None if record["backend"] == "nccl" else record.get("tag")
+
+
+def splits_of(record: Record, size: int) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Return what a rank receives from and sends to each rank, if it is known."""
+    sizes = record["sizes"]
+    if record["op"] == OpType.ALL_TO_ALL.value and len(sizes) == 2 * size:
+        counts = [prod(one) for one in sizes]
+        return counts[size:], counts[:size]
+    splits = record.get("splits")
+    if record["op"] != OpType.ALL_TO_ALL_SINGLE.value or not splits or len(sizes) != 2:
+        return None
+    receives, sends = splits
+    return (
+        receives or [sizes[1][0] // size] * size,
+        sends or [sizes[0][0] // size] * size,
+    )
 
 
 def position(record: Record) -> tuple[int, int]:

@@ -41,6 +41,7 @@ from typing import Any
 
 from ..groups.world import DEFAULT
 from ..work.op_type import OpType, spec_of
+from .records import splits_of, tag_of
 
 __all__ = ["DTYPES", "OPS", "flight_recorder"]
 
@@ -138,6 +139,7 @@ def flight_recorder(
                 "output_sizes": [shape for shape, _ in outputs],
                 "output_dtypes": [dtype for _, dtype in outputs],
                 **_course(run),
+                **_agreements(run[0], ranks),
             }
         )
     return {
@@ -232,6 +234,21 @@ def _course(run: Sequence[Record]) -> dict[str, Any]:
     if completed and last["duration_ns"] is not None:
         found["duration_ms"] = last["duration_ns"] / 1e6
     return found
+
+
+def _agreements(record: Record, ranks: Sequence[int]) -> dict[str, Any]:
+    """Return what the ranks of an op have to agree on and the format has no key for."""
+    peer = record["peer"]
+    found = {
+        "root": None if record["is_p2p"] or peer is None else ranks[peer],
+        "reduce_op": record["reduce_op"],
+        "tag": tag_of(record) if record["is_p2p"] else None,
+        # Where it has completed, nobody disagrees.
+        "splits": splits_of(record, len(ranks))
+        if record["state"] != "completed"
+        else None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _frame(frame: Mapping[str, Any]) -> dict[str, Any]:

@@ -340,7 +340,11 @@ def _op(
         is_p2p,
         peer,
         UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry),
+        root=_integer(entry.get("root")),
+        reduce_op=_text(entry.get("reduce_op")),
+        tag=_integer(entry.get("tag")),
         line=users_line(entry.get("frames")),
+        splits=_splits(entry.get("splits"), ranks),
     )
     if state == "completed" and not self.times:
         return op, own
@@ -365,6 +369,25 @@ def _state(entry: Entry) -> State:
 
 def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _text(value: Any) -> str | None:
+    return value if type(value) is str else None
+
+
+def _splits(value: Any, ranks: _Ranks) -> tuple[Sequence[int], Sequence[int]] | None:
+    if ranks is None or not isinstance(value, (list, tuple)) or len(value) != 2:
+        return None
+    for side in value:
+        if not isinstance(side, (list, tuple)) or len(side) != len(ranks):
+            return None
+        if not all(type(one) is int for one in side):
+            return None
+    return value[0], value[1]
 
 
 def _time(value: Any) -> int | None:

@@ -46,7 +46,7 @@ _RESULTS = (
 )
 _PAGE_TITLE = b"<title>Rankscope report"
 #: What an error of ours says where the process that serves the store has ended.
-_STORE_LOST = re.compile(
+STORE_LOST = re.compile(
     r"the connection to the store at \S+ was lost: the process of rank (\d{1,6}) ended"
     r"|rank (\d{1,6}) left group .{1,200}: its process, which serves the store, ends"
 )
@@ -112,8 +112,10 @@ class FactsReader:
         exception = facts.get("exception")
         raised = _raised(exception)
         # Where what is kept of the text ends before that.
-        if raised is not None and (lost := _STORE_LOST.search(str(exception))):
+        ended_by = _culprits(exception)
+        if raised is not None and (lost := STORE_LOST.search(str(exception))):
             self.store_lost[rank] = int(lost[1] or lost[2])
+            ended_by = ended_by or (self.store_lost[rank],)
         if raised is not None:
             found = evidence_of(rank, [raised], file.path)
             if facts.get("has_ended") is False:
@@ -129,9 +131,17 @@ class FactsReader:
                 found,
                 death=death[:300] if isinstance(death, str) else None,
                 has_left=True if facts.get("has_left") is True else None,
+                ended_by=ended_by if facts.get("has_ended") is True else None,
                 process=f"pid {pid} on {host}" if type(pid) is int else None,
             )
         ]
+
+
+def _culprits(exception: Any) -> tuple[int, ...]:
+    """Return the ranks that an error of ours names as its cause."""
+    found = exception.get("culprits") if isinstance(exception, Mapping) else None
+    ranks = found if isinstance(found, list) else []
+    return tuple(one for one in ranks if type(one) is int)
 
 
 class ResultReader:

@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from rankscope.backends.errors import DistAbortedError, DistError
-from rankscope.backends.groups.inquiry import LONGEST_TEXT, Place
+from rankscope.backends.groups.inquiry import AT_ITS_END, LONGEST_TEXT, Place
 from rankscope.backends.groups.world import world
 from rankscope.backends.printable import printable
 from rankscope.backends.torch_watch.errors import explain, settle
@@ -286,7 +286,7 @@ def _describe_exit(
     """Return ``left cell 7 with ValueError at line 4``, or the known part of it."""
     which = "its cell" if cell is None else f"cell {cell}"
     if error is None:
-        return f"left {which} at its end"
+        return f"left {which} {AT_ITS_END}"
     place = "" if line is None else f" at line {line}"
     said = f"left {which} with {printable(type(error).__name__)}{place}"
     if not isinstance(error, DistError):

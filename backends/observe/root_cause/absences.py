@@ -10,7 +10,7 @@ from ..verdicts import Fault
 from .cycles import cycle_of
 from .graph import final_components
 from .picture import Cause, Picture, issue_order
-from .scene import GroupScene, Place, Wait
+from .scene import ONE_SIDED, GroupScene, Place, Wait
 
 __all__ = ["awaited_ranks"]
 
@@ -24,7 +24,7 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
         if not wait.is_p2p and (wait.group, wait.seq) in differ:
             # Who has not entered it comes after what is wrong with it.
             continue
-        targets = (*wait.absent, *_unable(wait.unknown, picture))
+        targets = (*wait.absent, *_unable(wait, picture))
         if not targets and wait.place not in held_back and _is_telling(wait, picture):
             targets = wait.unknown
         if wait.unsure and has_cause:
@@ -43,6 +43,11 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             for rank in wait.any_of:
                 edges[wait.rank].add(rank)
                 awaited[rank].append(wait)
+    for rank in [one for one in awaited if one not in edges]:
+        for other in picture.rank(rank).ended_by or ():
+            if other != rank:
+                edges[rank].add(other)
+                awaited[other] += awaited[rank]
     for rank, other in _ended_by_others(picture, awaited):
         # It waits for nobody any more: the other one is why it does not come.
         edges[rank].add(other)
@@ -101,12 +106,19 @@ def _ended_by_others(
     return found
 
 
-def _unable(ranks: Sequence[int], picture: Picture) -> tuple[int, ...]:
-    """Return those of `ranks` that are dead or do not answer: they come to nothing."""
+def _unable(wait: Wait, picture: Picture) -> tuple[int, ...]:
+    """Return the ranks of which nothing is known in an op and that will not come to it.
+
+    They are dead, do not answer, or have left the program: not after their part, which
+    no op that needs all ranks would have let them do alone.
+    """
+    needs_all = not wait.is_p2p and wait.name not in ONE_SIDED
     return tuple(
         rank
-        for rank in ranks
-        if (one := picture.rank(rank)).death is not None or one.silence is not None
+        for rank in wait.unknown
+        if (one := picture.rank(rank)).death is not None
+        or one.silence is not None
+        or (one.has_left and needs_all)
     )
 
 
@@ -226,6 +238,8 @@ def _missed_first(rank: int, waits: Sequence[Wait], picture: Picture) -> Wait:
     other side: it is the first one if there is a gap before all others.
     """
     following = picture.last_order(rank) + 1
+    # The others wait for a rank that ended because of it.
+    waits = [one for one in waits if rank in one.group.ranks] or waits
 
     def key(wait: Wait) -> tuple[int, int, int, int]:
         order = wait.op.order if wait.op is not None else 1 << 62

@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from ..verdicts import Fault
 from .absences import awaited_ranks
 from .cycles import stuck_in_turn
-from .differences import Difference
+from .differences import Difference, difference_of_pair
+from .pairs import Match
 from .picture import Cause, Picture, issue_order
-from .scene import Wait
+from .scene import ONE_SIDED, Wait
 
 __all__ = ["find_causes"]
 
@@ -30,7 +31,7 @@ def find_causes(picture: Picture) -> list[Cause]:
         # Dumps of a job that runs, each from another moment, look like this.
         causes = [one for one in causes if one.difference is not None]
     else:
-        causes += awaited
+        causes += [_of_stray(one, picture) or one for one in awaited]
     if not causes:
         weak = [one for one in picture.differences if one.weak]
         causes = [_of_difference(one, picture) for one in weak[:1]]
@@ -59,12 +60,32 @@ def _of_difference(one: Difference, picture: Picture) -> Cause:
     return Cause(one.fault, one.culprits, waits, one)
 
 
+def _of_stray(cause: Cause, picture: Picture) -> Cause | None:
+    """Return as the cause that a rank has sent with another tag than is received.
+
+    Only where the right message cannot come any more: the sender has come to its end,
+    or waits for the receiver in turn.
+    """
+    for wait in cause.waits if cause.cycle else cause.waits[:1]:
+        if wait.stray is None or wait.op is None or wait.op.peer is None:
+            continue
+        sender = wait.op.peer
+        if cause.cycle or picture.rank(sender).has_ended_well:
+            match = Match(wait.group, sender, wait.stray, wait.rank, wait.op)
+            difference = difference_of_pair(match, True)
+            return None if difference is None else _of_difference(difference, picture)
+    return None
+
+
 def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
     """Return ranks whose ops do not complete although they have for other ranks."""
     behind: dict[int, list[Wait]] = defaultdict(list)
     differ = {(one.group, one.seq) for one in picture.differences}
     for wait in picture.waits:
         if (wait.group, wait.seq) in differ:
+            continue
+        if wait.unknown and wait.name in ONE_SIDED:
+            # Those ahead do not show that these were in it.
             continue
         if wait.ahead and not wait.is_p2p and wait.rank not in blamed:
             behind[wait.rank].append(wait)

@@ -117,6 +117,7 @@ class Pairs:
         if other is None:
             known = self.known[peer]
             sure = known.lists_all_in_flight or known.lists_all
+            both = known.lists_all and self.known[rank].lists_all
             return Wait(
                 rank,
                 group,
@@ -124,7 +125,8 @@ class Pairs:
                 op,
                 absent=(peer,) if sure else (),
                 unknown=() if sure else (peer,),
-                unsure=not (known.lists_all and self.known[rank].lists_all),
+                stray=self._stray(rank, peer, op) if both else None,
+                unsure=not both,
             )
         received = op.op == "send" and other.state == "completed"
         if received and not self.known[rank].ends_sends:
@@ -153,6 +155,14 @@ class Pairs:
             place = next(number for number, one in enumerate(ours) if one is op)
             return theirs[place] if place < len(theirs) else None
         return next((one for one in theirs if one.in_flight), None)
+
+    def _stray(self, rank: int, peer: int, op: IssuedOp) -> IssuedOp | None:
+        """Return what `peer` has sent with a tag that no receive of `rank` has."""
+        if op.op != "recv" or op.tag is None:
+            return None
+        wanted = {one.tag for one in self._ops[rank, peer, False]}
+        sent = self._ops.get((peer, rank, True), ())
+        return next((one for one in sent if one.tag not in {*wanted, None}), None)
 
     def _match(self, rank: int, op: IssuedOp, peer: int, other: IssuedOp) -> Match:
         if op.op == "send":

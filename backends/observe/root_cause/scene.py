@@ -9,10 +9,10 @@ from itertools import pairwise
 
 from ..evidence import Evidence, Group, GroupEvidence, IssuedOp
 
-__all__ = ["GroupScene", "Place", "Wait", "scenes_of", "stale_ranks"]
+__all__ = ["ONE_SIDED", "GroupScene", "Place", "Wait", "scenes_of", "stale_ranks"]
 
 #: Collectives that a rank may complete although others have not entered them.
-_ONE_SIDED = frozenset(("broadcast", "reduce", "gather", "scatter", "send", "recv"))
+ONE_SIDED = frozenset(("broadcast", "reduce", "gather", "scatter", "send", "recv"))
 
 
 #: What is equal for the ranks that wait in the same op.
@@ -38,6 +38,9 @@ class Wait:
     any_of: tuple[int, ...] = ()
     #: The other side of a send or receive, if it was issued.
     other: IssuedOp | None = None
+    #: For a receive without its send: what was sent instead, with a tag that the rank
+    #: has asked for in no receive.
+    stray: IssuedOp | None = None
     #: The ranks in `absent` may also have completed their side: what is over is not
     #: listed.
     unsure: bool = False
@@ -166,7 +169,7 @@ class GroupScene:
             if issued < done:
                 later = range(issued + 1, done + 1)[-50:]
                 ops = {seq: op for seq in later if (op := self.named(seq)) is not None}
-                proof = [seq for seq, op in ops.items() if op.op not in _ONE_SIDED]
+                proof = [seq for seq, op in ops.items() if op.op not in ONE_SIDED]
                 if proof or not ops:
                     found[rank] = max(proof, default=done)
         return found
@@ -215,7 +218,7 @@ class GroupScene:
         Were it over on one, all of these would be behind.
         """
         op = self.named(seq)
-        if op is None or op.op in _ONE_SIDED:
+        if op is None or op.op in ONE_SIDED:
             return False
         inside = sum(head == seq for head in self.head.values())
         silent = self.known.keys() - self.issued.keys()

@@ -230,6 +230,12 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
         how = tell_how(cause.culprits, picture.evidence)
         return f"{how}; {waiting} in {names.wait(wait)}" if waiting else how
     text = f"{who} {have(cause.culprits)} not entered {names.wait(wait)}"
+    if wait.other is None and set(cause.culprits).isdisjoint(wait.group.ranks):
+        where = whereabouts(cause.culprits, picture, names, wait)
+        ended = sorted({*wait.absent, *wait.unknown})
+        text = f"{who}: {where}" if where else f"{who} is named by errors"
+        text = f"{text}; {waiting} in {names.wait(wait)} for {some(ended)}"
+        return f"{text}, whose error names {who}"
     if wait.other is not None:
         own = names.op(wait.other, wait.group)
         text = (

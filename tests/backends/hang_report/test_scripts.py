@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,106 +14,12 @@ import pytest
 from rankscope.backends.attach.choose import jobs_of_user
 from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.read import look
-from rankscope.backends.conformance.ranks import reserve_port
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.hang_report.rank_parts import rank_parts
 from rankscope.backends.observe.verdicts import Fault
-from rankscope.backends.post_mortem.report import examine
+from tests.backends.hang_report.script import DEADLINE, SAID, Script
 
 pytestmark = pytest.mark.processes
-
-DEADLINE = 60.0
-
-_PREAMBLE = """
-import os, signal, sys, time
-import numpy as np
-import rankscope.backends as dist
-rank = int(os.environ["RANK"])
-def wait(name):
-    while not os.path.exists(name):
-        time.sleep(0.01)
-x = np.ones(4)
-"""
-_SAID = re.compile(r"^rankscope: .*; the report is (\S+)$", re.MULTILINE)
-
-
-class Script:
-    """`count` processes of a script, in `folder`, with nothing but the environment."""
-
-    def __init__(self, folder: Path, count: int, code: str, after: float) -> None:
-        self.folder = folder
-        self.reports = folder / "reports"
-        self.path = folder / "train.py"
-        self.path.write_text(_PREAMBLE + textwrap.dedent(code))
-        (folder / "tmp").mkdir()
-        self._port = reserve_port()
-        env = {
-            **os.environ,
-            "WORLD_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port.getsockname()[1]),
-            "RANKSCOPE_REPORT": str(self.reports),
-            "RANKSCOPE_REPORT_AFTER": str(after),
-            # Where the ranks of a host meet.
-            "TMPDIR": str(folder / "tmp"),
-        }
-        self._logs = [folder / f"log.{rank}" for rank in range(count)]
-        self.ranks = []
-        for rank, log in enumerate(self._logs):
-            with log.open("wb") as output:
-                self.ranks.append(
-                    subprocess.Popen(
-                        [sys.executable, str(self.path)],
-                        env={**env, "RANK": str(rank)},
-                        cwd=folder,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-
-    def close(self) -> None:
-        for one in self.ranks:
-            one.kill()
-            one.wait()
-        self._port.close()
-
-    @property
-    def output(self) -> str:
-        return "".join(self.log(rank) for rank in range(len(self.ranks)))
-
-    def log(self, rank: int) -> str:
-        return self._logs[rank].read_text(errors="replace")
-
-    def let(self, name: str) -> None:
-        (self.folder / name).touch()
-
-    def finish(self) -> list[int]:
-        """Wait for the ends of all ranks; return their exit codes."""
-        codes = [one.wait(DEADLINE) for one in self.ranks]
-        # They leave nothing where they met, but for one that was killed.
-        assert -signal.SIGKILL in codes or not list((self.folder / "tmp").iterdir())
-        return codes
-
-    def line(self, comment: str) -> str:
-        lines = self.path.read_text().splitlines()
-        (number,) = (i for i, one in enumerate(lines, 1) if one.endswith(comment))
-        return f"train.py:{number}"
-
-    def report(self) -> dict[str, Any]:
-        """Return the verdict, once a rank has said it; as a terminal reads it."""
-        until(lambda: _SAID.search(self.output) is not None, DEADLINE)
-        (folder,) = self.reports.iterdir()
-        assert len(_SAID.findall(self.output)) == 1
-        told = json.loads((folder / "verdict.json").read_text())
-        (verdict,) = told["verdicts"]
-        assert verdict["text"] in self.output
-        assert [str(one) for one in examine([str(folder)]).verdicts] == [
-            verdict["text"]
-        ]
-        assert (folder / "report.html").stat().st_size
-        assert told["world_size"] == len(self.ranks)
-        return verdict
 
 
 @pytest.fixture
@@ -178,7 +79,7 @@ def test_sends_that_wait_for_each_other(scripts: Any) -> None:
         one.terminate()
     # The signal ends them as it would without the report, which is not made again.
     assert script.finish() == [-signal.SIGTERM] * 2
-    assert len(_SAID.findall(script.output)) == 1
+    assert len(SAID.findall(script.output)) == 1
 
 
 def test_a_rank_that_fails_while_others_wait(scripts: Any) -> None:

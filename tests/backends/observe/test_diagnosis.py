@@ -139,7 +139,8 @@ def test_the_op_whose_error_ended_a_cell_is_found_in_the_records(
     for one in ranks:
         one.issue(OpType.ALL_REDUCE, 5)
         one.entries[-1][1].mark_failed(DistAbortedError("sizes"), WorkState.ABORTED)
-    # Rank 1 failed in another group, rank 2 in an earlier op, and rank 3 elsewhere.
+    # Rank 1 failed in another group, rank 2 in an op that it had issued before, without
+    # waiting, and rank 3 elsewhere.
     for one, name, seq in zip(
         ranks, ("default", "rows", "default"), (2, 2, 1), strict=False
     ):
@@ -147,7 +148,7 @@ def test_the_op_whose_error_ended_a_cell_is_found_in_the_records(
     evidence = live_evidence({DEFAULT: 0}, {one.rank: one.view() for one in ranks})
     (group,) = evidence.groups
     found = [evidence.rank(rank).failed_in for rank in range(4)]
-    assert found == [group, None, None, None]
+    assert found == [group, None, group, None]
 
 
 def test_a_rank_that_has_left_is_no_cause_of_an_op_that_does_not_need_it(

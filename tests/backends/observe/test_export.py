@@ -28,6 +28,7 @@ from rankscope.backends.groups.world import world
 from rankscope.backends.nccl import nccl4py
 from rankscope.backends.observe.export import local_dump, save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
+from rankscope.backends.post_mortem.report import examine
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
 from rankscope.backends.work.state import WorkState
@@ -311,6 +312,25 @@ def test_ops_of_one_kind_in_a_batch_are_one_entry() -> None:
     ]
     assert found[0]["input_sizes"] == found[0]["output_sizes"] == [[1], [2]]
     assert found[0]["input_dtypes"] == ["Float", "Float"]
+
+
+def test_what_the_ranks_have_to_agree_on_is_read_again(tmp_path: Path) -> None:
+    """Root, reduce op, tag and splits, for which PyTorch's format has no keys."""
+    status = GroupCounters("default", 0, 0, range(3))
+    reduce = {**record(OpType.REDUCE, (4,), status=status, peer=1).as_dict()}
+    receive = {**record(OpType.RECV, (4,), status=status, peer=2).as_dict()}
+    shapes = [(1,), (2,), (3,), (2,), (2,), (2,)]
+    exchange = record(OpType.ALL_TO_ALL, *shapes, status=status).as_dict()
+    records = [{**reduce, "reduce_op": "max"}, {**receive, "tag": 7}, exchange]
+    groups = {status.group_id: {"name": "default", "ranks": [4, 5, 6]}}
+    dump = flight_recorder(4, groups, records)
+    save_flight_recorder(dump, f"{tmp_path}{os.sep}", 4)
+    found = examine([tmp_path]).evidence.rank(4).groups.values()
+    ops = {op.op: op for one in found for op in one.ops}
+    assert (ops["reduce"].root, ops["reduce"].reduce_op) == (5, "max")
+    assert (ops["recv"].peer, ops["recv"].tag, ops["recv"].root) == (6, 7, None)
+    assert ops["all_to_all"].splits == ([2, 2, 2], [1, 2, 3])
+    assert ops["all_to_all"].reduce_op is ops["all_to_all"].root is None
 
 
 # -- the file ------------------------------------------------------------------

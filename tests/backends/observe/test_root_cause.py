@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rankscope.backends.groups.inquiry import AT_ITS_END
 from rankscope.backends.observe.evidence import (
     Arrays,
     Evidence,
@@ -529,3 +530,80 @@ def test_where_no_other_rank_tells_the_order_both_are_named() -> None:
     ranks[3].issue(group=ends)
     found = only(look(ranks))
     assert (found.fault, found.culprits) == (Fault.DEADLOCK, (0, 3))
+
+
+def test_a_rank_that_has_left_ended_the_one_for_whom_others_wait() -> None:
+    """Rank 2's op was refused, and is in no record: its error names rank 0."""
+    three = Group("three", (0, 1, 2))
+    for waits_there in (True, False):
+        ranks = [Rank(rank, [three, TP1]) for rank in range(4)]
+        ranks[0].facts = {"has_left": True}
+        ranks[2].facts = {"ended_by": (0,), "location": SourceLine("/job/train.py", 7)}
+        ranks[3].issue(group=TP1)
+        if waits_there:
+            ranks[1].issue(group=three, line=5)
+        found = only(look(ranks))
+        assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0,))
+        waits = "rank 3 waits in all_reduce #1 of group 'tp' (train.py:10) for rank 2"
+        if waits_there:
+            assert found.text == (
+                "rank 0 has not entered all_reduce #1 of group 'three' (train.py:5): "
+                "it has left the program; rank 1 waits in it"
+            )
+            assert found.consequences == (waits,)
+        else:
+            assert found.text == (
+                f"rank 0: it has left the program; {waits}, whose error names rank 0"
+            )
+
+
+def test_who_has_sent_to_a_root_does_not_show_that_a_dead_rank_has() -> None:
+    ranks = four()
+    for one in (ranks[0], ranks[2]):
+        one.issue("gather", root=2, done=one.rank == 0)
+    dead = RankEvidence(1, death="rank 1 is dead: its process has ended")
+    found = only(look([ranks[0], ranks[2], ranks[3].issue("gather", done=True)], dead))
+    assert (found.fault, found.culprits) == (Fault.RANK_DEAD, (1,))
+
+
+def test_a_rank_that_has_left_will_not_come_to_what_needs_all() -> None:
+    """Its records do not tell whether it was in the op."""
+    ranks = four()
+    ranks[1].issue(group=TP0)
+    left = RankEvidence(0, recorded=True, has_left=True)
+    found = only(look(ranks[1:], left))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0,))
+
+
+def test_a_message_of_another_tag_than_is_received() -> None:
+    """It is gone from the sender, which has ended or waits for the receiver in turn."""
+    for facts, blamed in (
+        ({"last_cell_exit": f"left cell 7 {AT_ITS_END}"}, (0, 1)),
+        ({"has_left": True}, (0, 1)),
+        ({}, (0, 1)),
+        # It may send what is wanted once it goes on.
+        ({"location": SourceLine("/job/data.py", 7)}, (0,)),
+        ({"last_cell_exit": "left cell 7 with KeyError at line 4"}, (0,)),
+    ):
+        ranks = four()
+        ranks[0].facts = facts
+        ranks[0].issue("send", peer=1, tag=5, done=True)
+        ranks[1].issue("recv", peer=0, tag=7)
+        if not facts:
+            for one in (ranks[0], *ranks[2:]):
+                one.issue("barrier")
+        found = only(look(ranks))
+        assert found.culprits == blamed
+        if len(blamed) == 2:
+            assert found.fault is Fault.TAG_MISMATCH
+            assert "with tag 5 while rank 1 issued recv #1 from rank 0" in str(found)
+
+
+def test_a_message_that_a_later_receive_takes_is_no_other_tag() -> None:
+    ranks = four()
+    ranks[0].issue("send", peer=1, tag=5, done=True).issue(done=False)
+    ranks[1].issue("recv", peer=0, tag=7)
+    ranks[1].issue("recv", peer=0, tag=5)
+    for one in ranks[2:]:
+        one.issue()
+    assert only(look(ranks)).fault is Fault.DEADLOCK

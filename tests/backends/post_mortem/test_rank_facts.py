@@ -154,6 +154,19 @@ def test_an_op_that_the_end_of_the_store_cut_off_does_not_hang(
     assert verdict(3.0).fault is Fault.EXECUTION_HANG
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_ranks_that_an_error_names_have_ended_who_raised_it(
+    tmp_path: Path, ended: bool
+) -> None:
+    error = {
+        "text": "DistAbortedError: rank 0 is gone",
+        "frames": [["/job/train.py", 3, "main"]],
+        "culprits": [0, "1", 3],
+    }
+    report = report_of(tmp_path, facts(2, exception=error, has_ended=ended))
+    assert report.evidence.rank(2).ended_by == ((0, 3) if ended else None)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
