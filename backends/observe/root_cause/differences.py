@@ -204,7 +204,7 @@ def difference_of_pair(match: Match, certain: bool) -> Difference | None:
     kinds = send.arrays.input_dtypes or send.arrays.output_dtypes
     wanted = receive.arrays.output_dtypes or receive.arrays.input_dtypes
     # Where the tags are not known, they are None: NCCL has none.
-    tag, taken = (one.tag and (one.tag,) for one in (send, receive))
+    tag, taken = (None if one.tag is None else (one.tag,) for one in (send, receive))
     for fault, one, other in (
         (Fault.TAG_MISMATCH, tag, taken),
         (Fault.DTYPE_MISMATCH, kinds, wanted),

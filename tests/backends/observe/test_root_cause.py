@@ -588,7 +588,7 @@ def test_a_message_of_another_tag_than_is_received() -> None:
         ranks = four()
         ranks[0].facts = facts
         ranks[0].issue("send", peer=1, tag=5, done=True)
-        ranks[1].issue("recv", peer=0, tag=7)
+        ranks[1].issue("recv", peer=0, tag=0)
         if not facts:
             for one in (ranks[0], *ranks[2:]):
                 one.issue("barrier")
@@ -597,6 +597,15 @@ def test_a_message_of_another_tag_than_is_received() -> None:
         if len(blamed) == 2:
             assert found.fault is Fault.TAG_MISMATCH
             assert "with tag 5 while rank 1 issued recv #1 from rank 0" in str(found)
+
+
+def test_a_send_in_flight_with_another_tag_than_the_default() -> None:
+    for sent, wanted in (5, 0), (0, 5):
+        ranks = four()
+        ranks[0].issue("send", peer=1, tag=sent)
+        ranks[1].issue("recv", peer=0, tag=wanted)
+        found = only(look(ranks))
+        assert (found.fault, found.culprits) == (Fault.TAG_MISMATCH, (0, 1))
 
 
 def test_a_message_that_a_later_receive_takes_is_no_other_tag() -> None:

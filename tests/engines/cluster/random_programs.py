@@ -329,7 +329,7 @@ def make_program(seed: int, only: str = "") -> Program:
         right = [frozenset({draw.rank})]
         if fault in _MISMATCHES and len(draw.op.ranks) == 2:
             # Nothing tells which of two is wrong.
-            right = [frozenset(draw.op.ranks)]
+            right.append(frozenset(draw.op.ranks))
         if fault == "order":
             right = []
         return Program(seed, fault, draw.rank, draw.op, draw.statements, tuple(right))
