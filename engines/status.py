@@ -32,6 +32,8 @@ Groups: TypeAlias = str | GroupKey | Collection[GroupKey]
 
 #: Completed ops that differed between ranks of which each has a clause.
 MOST = 3
+#: Groups that a sentence names.
+NAMED = 3
 
 
 def find_groups(group: Groups, known: Iterable[GroupKey]) -> list[GroupKey]:
@@ -70,11 +72,16 @@ def find_groups(group: Groups, known: Iterable[GroupKey]) -> list[GroupKey]:
 
 
 def name_groups(names: str | Iterable[str] | None) -> str:
-    """Return ``group 'tp'``, ``groups 'dp', 'tp'``, or ``all groups`` for ``None``."""
+    """Return ``group 'tp'``, ``groups 'dp', 'tp'``, or ``all groups`` for ``None``.
+
+    Of many the first ones, as the board's questions do: ``'a', 'b', 'c' and 18 more``.
+    """
     if names is None:
         return "all groups"
     once = list(dict.fromkeys([names] if isinstance(names, str) else names))
-    return f"group{'s' * (len(once) > 1)} {', '.join(map(repr, once))}"
+    most = NAMED if len(once) > NAMED + 1 else len(once)
+    more = f" and {len(once) - most} more" if len(once) > most else ""
+    return f"group{'s' * (len(once) > 1)} {', '.join(map(repr, once[:most]))}{more}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..output.deduplicate import Entry, Item
 from ..output.failures import CellError, plain, summary_of
 from ..output.parse import Bundle
 from ..output.render import Renderer, label_lines, label_width
-from ..output.stream import FULL, OutputStream, Shown
+from ..output.stream import OutputStream, Shown
 from .cell import follow
 from .monitor import CellMonitor
 
@@ -221,7 +221,7 @@ class _Tail:
             self._notices.append(text)
 
     def show(self, items: Shown) -> None:
-        for _, item in items:
+        for item in items:
             self._lines += self._render(item)
         del self._lines[:-TAIL]
 
@@ -234,7 +234,7 @@ class _Tail:
 
     def late(self, rank: int, cell: int | None, entries: Sequence[Entry]) -> None:
         items = [Item(one.kind, (rank,), (one.content,)) for one in entries]
-        self.show([(FULL, item) for item in items])
+        self.show(items)
         self._on_late()
 
     def partials(self, lines: dict[int, str]) -> None:

@@ -79,11 +79,11 @@ def run_bench(
 class _Renderer(Renderer):
     """Shows no tracebacks: the code of the cell is Rankscope's."""
 
-    def show(self, items: Iterable[tuple[str, Item]]) -> None:
-        super().show([pair for pair in items if pair[1].kind != "error"])
+    def show(self, items: Iterable[Item]) -> None:
+        super().show([item for item in items if item.kind != "error"])
 
-    def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
-        super().redraw([pair for pair in items if pair[1].kind != "error"])
+    def redraw(self, items: Iterable[Item]) -> None:
+        super().redraw([item for item in items if item.kind != "error"])
 
 
 def _reasons(error: CellError) -> str:

@@ -78,7 +78,12 @@ class CellRun:
             self._stream.show_late(self._renderer)
         errors = self._execution.errors
         if errors:
-            raise CellError(tell(errors.values(), self._monitor.restore(False)), errors)
+            after = [self._monitor.restore(False)]
+            if not self._renderer.is_rich:
+                # No line opens there.
+                after.append("%tb shows the traceback")
+            said = tell(errors.values(), "; ".join(filter(None, after)))
+            raise CellError(said, errors)
 
     def _follow(self) -> None:
         try:

@@ -23,11 +23,10 @@ __all__ = [
     "CellTimeout",
     "CommandError",
     "Interrupted",
-    "abort_echo_line",
+    "brief_lines",
     "failure_key",
     "failure_of",
     "in_lines",
-    "is_ours",
     "place_of",
     "plain",
     "report",
@@ -42,13 +41,17 @@ _CELL_LINE = re.compile(r"Cell In\[(\d+)\], line (\d+)")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 _SYNTAX_PLACE = re.compile(r" \([^()]*, line \d+\)$")
-_FILE = re.compile(r"File (.+?):\d+")
+_FILE = re.compile(r"File (.+?):(\d+)")
+#: The line of a frame that IPython marks, also with a caret below it.
+_MARKED = re.compile(r"^-+> \d+ +(.*)|^ +(.*)\n +\^+$", re.M)
+#: Folders of files that are no user's.
+_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3")
 # For ranks that run from the same checkout as the notebook.
 _ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
 #: What the message of a timeout has before the cause, and that of an abort.
 _TIMED_OUT = re.compile(r"(?<= timeout\)): ")
 _ABORTED = ": the group was aborted: "
-_AUTHOR = re.compile(r" \(at [\d:]+, by [^()]*\)$")
+_AUTHOR = re.compile(r" (?:\(at [\d:]+, by [^()]*\)|at [\d:]+)$")
 #: What the message of another error has before the cause.
 _DIAGNOSED = re.compile(r"; diagnosis(?: at [\d:]+)?: ")
 #: The errors whose message is an op and why it ended.
@@ -72,8 +75,10 @@ LONGEST = 500
 #: Characters of a line of a cell's error, and its lines at most: what failed where,
 #: why, and what is next.
 WIDTH, MOST = 100, (2, 3, 1)
-#: Ops of which such an error has the ranks.
+#: Ops, or errors, of which such an error has the ranks.
 OPS = 3
+#: Characters of a line of code, and of a message that is shown in full elsewhere.
+SHORT = 80
 
 # What `_folded` makes.
 _FOLDED = re.compile(r"… \d+ frames? inside rankscope")
@@ -134,6 +139,15 @@ class CellError(_ReportedError, Exception):
     def __init__(self, message: str, errors: dict[int, RankError]) -> None:
         super().__init__(message)
         self.errors = errors
+        self._shown = False
+
+    def _render_traceback_(self) -> list[str]:
+        if not self._shown:
+            self._shown = True
+            return super()._render_traceback_()
+        # %tb: what was left out.
+        groups = _alike(self.errors.values())
+        return [line for one in groups for line in report(one).splitlines()]
 
 
 class CellTimeout(_ReportedError, TimeoutError):
@@ -196,6 +210,32 @@ def place_of(error: RankError) -> str:
     if error.cell is None or error.line is None:
         return ""
     return f" at cell {error.cell} line {error.line}"
+
+
+def _at(error: RankError) -> str:
+    """Return `place_of`, where in the user's code it raised, and the code.
+
+    As " at cell 7 line 3, model.py:88 `x = 1 / 0`": the innermost frame that is in no
+    library.
+    """
+    place, inner, code = place_of(error), "", ""
+    for frame in map(plain, error.traceback):
+        file, cell = _FILE.match(frame.lstrip()), _CELL_LINE.match(frame.lstrip())
+        marked = _MARKED.search(frame)
+        if marked is None or (file and (_is_ours(frame) or _LIBRARIES.search(file[1]))):
+            continue
+        code = marked[1] or marked[2]
+        if file:
+            inner = f"{os.path.basename(file[1])}:{file[2]}"
+        elif cell:
+            inner = f"cell {cell[1]} line {cell[2]}"
+    if inner and inner != place.removeprefix(" at "):
+        place = f"{place}, {inner}" if place else f" at {inner}"
+    return f"{place} `{_shorten(code)}`" if code else place
+
+
+def _shorten(text: str) -> str:
+    return textwrap.shorten(text, SHORT, placeholder=" …")
 
 
 def report(errors: Sequence[RankError], label: bool = True) -> str:
@@ -262,24 +302,27 @@ def _is_ours(frame: str) -> bool:
     return "/site-packages/rankscope/" in path or path.startswith(_ROOMS)
 
 
-def is_ours(error: RankError) -> bool:
-    """Return whether the message of an error names op, group, line and cause."""
-    return error.ename.startswith("Dist")
+def brief_lines(errors: Iterable[Sequence[RankError]]) -> list[str]:
+    """Return a line on ranks that failed alike; the error of the cell says all."""
+    lines = []
+    for alike in errors:
+        first = alike[0]
+        what = "op aborted" if first.is_abort_echo else first.ename
+        if not first.ename.startswith("Dist"):
+            said = impersonal(first.rank, _one_line(first.evalue))
+            what = ": ".join(filter(None, [what, _shorten(said)]))
+        ranks = name_ranks(error.rank for error in alike)
+        lines.append(f"{ranks}: {what}{place_of(first)}")
+    return _shortened(lines, "errors")
 
 
-def abort_echo_line(errors: Sequence[RankError]) -> str:
-    """Return one line on ranks whose op failed; the cause is shown elsewhere."""
-    ranks = name_ranks(error.rank for error in errors)
-    what = "op aborted" if errors[0].is_abort_echo else errors[0].ename
-    return f"{ranks}: {what}{place_of(errors[0])}"
+def _shortened(parts: list[str], what: str) -> list[str]:
+    left = len(parts) - OPS + 1
+    return [*parts[: OPS - 1], f"and {left} more {what}"] if left > 1 else parts
 
 
 def tell(errors: Iterable[RankError], after: str) -> str:
-    """Return a cell's error: who failed in what, why, and what is next.
-
-    Each on a line of its own where ops were aborted or timed out, or a diagnosis has
-    found the cause; else in one line. `after` is what is next.
-    """
+    """Return a cell's error: who failed in what, why, and, `after`, what is next."""
     failures = list(errors)
     told: dict[tuple[str, str], list[int]] = {}
     whys: dict[str, str] = {}
@@ -290,9 +333,7 @@ def tell(errors: Iterable[RankError], after: str) -> str:
                 failures[place] = one.replaced(evalue=message)
                 whys[cause[0]] = cause[0]
         what = summary_of(failures, remedy=not after)
-        if whys:
-            return in_lines(what, "; ".join(whys), after)
-        return "; ".join(filter(None, [what, after]))
+        return in_lines(what, "; ".join(whys), after)
     for one in failures:
         op, why = _op_and_cause(one)
         told.setdefault((one.ename, op), []).append(one.rank)
@@ -302,9 +343,8 @@ def tell(errors: Iterable[RankError], after: str) -> str:
     parts = [
         f"{name_ranks(ranks)}: {ename}: {op}" for (ename, op), ranks in told.items()
     ]
-    if len(parts) > OPS:
-        parts[OPS - 1 :] = [f"and {len(parts) - OPS + 1} more ops"]
-    return in_lines("; ".join(parts), "; ".join(whys.values()), after)
+    what = "; ".join(_shortened(parts, "ops"))
+    return in_lines(what, "; ".join(whys.values()), after)
 
 
 def in_lines(what: str, why: str, after: str) -> str:
@@ -335,11 +375,8 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
     causes = [error for error in failures if not error.is_abort_echo]
     if not causes:
         causes, failures = failures, []
-    groups: dict[Hashable, list[RankError]] = {}
-    for error in causes:
-        groups.setdefault(failure_key(error), []).append(error)
     parts = []
-    for members in groups.values():
+    for members in _alike(causes):
         # Of a timeout the shortest message: the others add who was told by whom.
         first = min(members, key=lambda e: len(e.evalue) * (_gist(e) != e.evalue))
         said = impersonal(first.rank, first.evalue)
@@ -351,14 +388,21 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
             message = f"{message} (and alike)"
         text = f"{first.ename}: {message}" if message else first.ename
         ranks = name_ranks(error.rank for error in members)
-        place = place_of(first)
         # Rankscope's messages name the line already.
-        known = place.removeprefix(" at ") in message
-        parts.append(f"{ranks}: {text}{'' if known else place}")
+        place = place_of(first).removeprefix(" at ")
+        where = "" if place and place in message else _at(first)
+        parts.append(f"{ranks}: {text}{where}")
     echoes = [error.rank for error in failures if error.is_abort_echo]
     if echoes:
         parts.append(f"{name_ranks(echoes)}: op aborted")
     return "; ".join(parts)
+
+
+def _alike(errors: Iterable[RankError]) -> list[list[RankError]]:
+    groups: dict[Hashable, list[RankError]] = {}
+    for error in errors:
+        groups.setdefault(failure_key(error), []).append(error)
+    return list(groups.values())
 
 
 def _one_line(text: str) -> str:

@@ -22,9 +22,8 @@ from rankscope.widgets.display_id import new_display_id
 
 from .bars import bar_table
 from .deduplicate import Entry, Item
-from .failures import abort_echo_line, plain, report
+from .failures import brief_lines, plain, report
 from .parse import Bundle
-from .stream import BRIEF, FULL
 from .tabs import can_be_in_tab, tabs
 
 __all__ = ["Renderer", "label_lines", "label_width"]
@@ -42,8 +41,6 @@ DETAILS = (
     '<details style="color: var(--jp-ui-font-color1, inherit)">'
     '<summary style="cursor: pointer">{}</summary><pre>{}</pre></details>'
 )
-#: The kind of errors that are shown as a line which opens.
-FOLDED = "folded"
 
 
 class Renderer:
@@ -87,27 +84,24 @@ class Renderer:
             self._shell.display_pub, CapturingDisplayPublisher
         )
 
-    def show(self, items: Iterable[tuple[str, Item]]) -> None:
-        """Show items, each in its mode, below the previous ones."""
+    def show(self, items: Iterable[Item]) -> None:
+        """Show items below the previous ones."""
         self._erase_line()
         for kind, group in groupby(items, key=self._kind):
-            if kind == FOLDED:
-                self._fold([item for _, item in group])
+            if kind == "error" and self.is_rich:
+                self._fold(list(group))
             elif kind == "display":
-                self._displays([item for _, item in group])
+                self._displays(list(group))
             else:
                 self._ends_with_panel = False
                 self._write(kind, group)
 
-    def _kind(self, pair: tuple[str, Item]) -> str:
-        mode, item = pair
-        if mode == BRIEF and self.is_rich:
-            return FOLDED
+    def _kind(self, item: Item) -> str:
         # A result that is text may belong in a tab, beside what its rank displayed.
         return "display" if item.kind == "text" and self.is_rich else item.kind
 
-    def _write(self, kind: str, items: Iterable[tuple[str, Item]]) -> None:
-        text = "".join(self._text(mode, item) for mode, item in items)
+    def _write(self, kind: str, items: Iterable[Item]) -> None:
+        text = "".join(map(self._text, items))
         # Flush the other stream first, or a front end may change the order.
         other, stream = sys.stderr, sys.stdout
         if kind in ("stderr", "error"):
@@ -120,7 +114,7 @@ class Renderer:
         """Show errors as a line each, which opens to their tracebacks."""
         sys.stdout.flush()
         sys.stderr.flush()
-        lines = [abort_echo_line(item.contents) for item in items]
+        lines = brief_lines(item.contents for item in items)
         traces = (plain(report(item.contents, self._width > 0)) for item in items)
         html = DETAILS.format(escape("; ".join(lines)), escape("\n\n".join(traces)))
         data = {"text/plain": "\n".join(lines), "text/html": html}
@@ -129,7 +123,7 @@ class Renderer:
         self._is_split |= self._has_folded
         self._has_folded = True
 
-    def redraw(self, items: Iterable[tuple[str, Item]]) -> None:
+    def redraw(self, items: Iterable[Item]) -> None:
         """Show items in place of all output of the cell."""
         shown, notices = list(items), self._notices
         # `wait` avoids flicker, but needs output that follows.
@@ -226,11 +220,9 @@ class Renderer:
 
     # -- items --------------------------------------------------------------
 
-    def _text(self, mode: str, item: Item) -> str:
+    def _text(self, item: Item) -> str:
         if item.kind == "error":
-            if mode == BRIEF:
-                return abort_echo_line(item.contents) + "\n"
-            return report(item.contents, label=self._width > 0) + "\n"
+            return brief_lines([item.contents])[0] + "\n"
         content = item.content
         text = content.text if isinstance(content, Bundle) else content
         return label_lines(text, item.ranks, self._width)
@@ -276,7 +268,7 @@ class Renderer:
             return
         for is_text, found in groupby(items, key=lambda item: item.kind == "text"):
             if is_text:
-                self._write("stdout", ((FULL, item) for item in found))
+                self._write("stdout", found)
                 continue
             for item in found:
                 self._display(item)

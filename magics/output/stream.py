@@ -15,7 +15,6 @@ from typing import Protocol
 from rankscope.engines import Execution, Output, RankError
 
 from .deduplicate import Entry, Item, OutputDeduplicator
-from .failures import is_ours
 from .late import LateOutput, LateSurface
 from .parse import Bundle, OutputParser, failure
 
@@ -25,12 +24,9 @@ __all__ = ["OutputStream", "Surface"]
 PARTIAL_AFTER = 0.4
 PARTIAL_EVERY = 0.2
 
-#: How an item is shown: in full, as one line, not at all.
-FULL, BRIEF, HIDDEN = "full", "brief", "hidden"
-
 _INTERRUPTED = ("", "KeyboardInterrupt")
 
-Shown = list[tuple[str, Item]]
+Shown = list[Item]
 
 
 class Surface(Protocol):
@@ -115,7 +111,7 @@ class OutputStream:
             self._show(self._deduplicator.poll(math.inf))
             return
         # The cause first, then the ranks whose op was aborted because of it.
-        final = sorted(self._with_modes(items), key=lambda pair: pair[0] == BRIEF)
+        final = sorted(self._not_hidden(items), key=_by_cause)
         shown = len(self._shown)
         if final[:shown] == self._shown and not self._surface.is_provisional:
             self._surface.show(final[shown:])
@@ -182,33 +178,29 @@ class OutputStream:
             self._must_redraw = False
             everything = self._deduplicator.restart()
             if everything is not None:
-                self._shown = self._with_modes(everything)
+                self._shown = self._not_hidden(everything)
                 self._surface.redraw(self._shown)
                 return
         if items:
-            moded = self._with_modes(items)
+            shown = self._not_hidden(items)
             if self._deduplicator.keeps:
-                self._shown += moded
-            self._surface.show(moded)
+                self._shown += shown
+            self._surface.show(shown)
 
-    def _with_modes(self, items: list[Item]) -> Shown:
-        moded = [(self._mode(item), item) for item in items]
-        return [(mode, item) for mode, item in moded if mode != HIDDEN]
+    def _not_hidden(self, items: list[Item]) -> Shown:
+        return [item for item in items if not self._is_hidden(item)]
 
-    def _mode(self, item: Item) -> str:
+    def _is_hidden(self, item: Item) -> bool:
         if item.kind == "stderr" and self.stopping:
             # IPython prints this when an interrupt arrives during a traceback.
-            return HIDDEN if item.content.strip() in _INTERRUPTED else FULL
+            return item.content.strip() in _INTERRUPTED
         if item.kind != "error":
-            return FULL
+            return False
         echo = item.content.is_abort_echo
         if self.stopping and (echo or item.content.ename == "KeyboardInterrupt"):
-            return HIDDEN
+            return True
         explained = any(not error.is_abort_echo for error in self.failures.values())
-        if echo and explained:
-            return HIDDEN if self.aborts_announced else BRIEF
-        # The error of the cell says it all.
-        return BRIEF if is_ours(item.content) else FULL
+        return echo and explained and self.aborts_announced
 
     def _show_partials(self, now: float) -> None:
         lines = self._parser.partials()
@@ -221,3 +213,8 @@ class OutputStream:
             self._partials_since = now + PARTIAL_EVERY
             self._partials_shown = lines
             self._surface.partials(lines)
+
+
+def _by_cause(item: Item) -> int:
+    """Return a key that is greater for errors, and most for those of aborted ops."""
+    return (1 + item.content.is_abort_echo) if item.kind == "error" else 0

@@ -19,7 +19,7 @@ from rankscope.engines.cluster.rank_slots import (
     check_ranks,
     environment,
 )
-from rankscope.engines.status import GroupStatus, OpStatus, Summary
+from rankscope.engines.status import GroupStatus, OpStatus, Summary, name_groups
 from rankscope.engines.wire.status_codec import decode, encode
 
 OP = OpStatus("all_reduce", 4, source="cell 7 line 3")
@@ -167,6 +167,12 @@ class TestSummaries:
 
 
 class TestSeats:
+    def test_many_groups_are_named_by_the_first(self) -> None:
+        assert name_groups("tp") == "group 'tp'"
+        assert name_groups([*"abca"]) == "groups 'a', 'b', 'c'"
+        assert name_groups([*"abcd"]) == "groups 'a', 'b', 'c', 'd'"
+        assert name_groups([*"abcde"]) == "groups 'a', 'b', 'c' and 2 more"
+
     def test_local_ranks_count_within_a_host(self) -> None:
         env = environment([slot(0), slot(1, "b"), slot(2), slot(3, "b")], Gpus())
         assert [env[r]["LOCAL_RANK"] for r in range(4)] == ["0", "0", "1", "1"]

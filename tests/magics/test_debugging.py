@@ -149,7 +149,7 @@ def test_without_input_and_without_one_idle_rank_it_says_so(kernel: Kernel) -> N
 )
 def test_what_asks_for_input_names_it(kernel: Kernel, code: str, said: str) -> None:
     cell = kernel("%%distributed", code)
-    shown = " ".join(cell.stream("stderr").split())
+    shown = " ".join([*cell.stream("stderr").split(), *cell.error.split()])
     assert said in shown
     assert "%dist_debug -r RANK opens the frame in which a rank failed" in shown
     # It is the same on all ranks, and says so once.

@@ -180,30 +180,36 @@ def test_a_cell_that_prints_much_is_shown_whole(notebook: Notebook) -> None:
 # -- errors ----------------------------------------------------------------------
 
 
-def test_an_error_of_all_ranks_is_one_traceback_with_the_true_line(
+def test_an_error_of_all_ranks_is_one_line_and_one_traceback_with_the_true_line(
     notebook: Notebook,
 ) -> None:
     number = notebook.number
     seen = notebook("%%distributed", "x = 1", "raise KeyError('missing')")
     assert isinstance(seen.error, CellError)
-    assert str(seen.error) == (
-        f"ranks 0–3: KeyError: 'missing' at cell {number} line 3"
-    )
-    assert seen.err.count("Traceback (most recent call last)") == 1
-    assert f"In[{number}], line 3" in seen.err
-    assert seen.err.startswith("ranks 0–3\n")
+    what = f"ranks 0–3: KeyError: 'missing' at cell {number} line 3"
+    assert str(seen.error).splitlines() == [
+        f"{what} `raise KeyError('missing')`",
+        "Next: %tb shows the traceback",
+    ]
+    assert seen.err == f"{what}\n"
     assert {e.line for e in seen.error.errors.values()} == {3}
-    # The cell itself ends with one line and no traceback of the notebook's.
+    # The cell itself ends with no traceback of the notebook's.
     assert seen.out.strip() == f"CellError: {seen.error}"
+    shown = notebook("%tb").out
+    assert shown.startswith("ranks 0–3\n")
+    assert shown.count("Traceback (most recent call last)") == 1
+    assert f"In[{number}], line 3" in shown
 
 
 def test_an_error_that_differs_in_the_rank_lists_the_messages(
     notebook: Notebook,
 ) -> None:
     seen = notebook("%%distributed", "raise ValueError(f'bad on {rank}')")
-    assert seen.err.count("Traceback (most recent call last)") == 1
+    assert "(and alike)" in str(seen.error)
+    shown = notebook("%tb").out
+    assert shown.count("Traceback (most recent call last)") == 1
     for rank in range(4):
-        assert f"[{rank}] ValueError: bad on {rank}" in seen.err
+        assert f"[{rank}] ValueError: bad on {rank}" in shown
 
 
 def test_a_syntax_error_has_the_true_line(notebook: Notebook) -> None:
@@ -229,11 +235,12 @@ def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) ->
         "dist.all_reduce(x)",
     )
     assert isinstance(seen.error, CellError)
-    assert str(seen.error) == (
-        f"rank 2: ValueError: boom at cell {number} line 4; ranks 0–1, 3: op aborted; "
-        "group 'default' rebuilt"
-    )
-    assert seen.err.count("Traceback (most recent call last)") == 1
+    what = f"rank 2: ValueError: boom at cell {number} line 4"
+    assert str(seen.error).splitlines() == [
+        f"{what} `raise ValueError('boom')`; ranks 0–1, 3: op aborted",
+        "Next: group 'default' rebuilt; %tb shows the traceback",
+    ]
+    assert f"{what}\n" in seen.err
     assert (
         f"at cell {number} line 5, which rank 2 will not join: "
         "group 'default' aborted" in seen.err

@@ -65,6 +65,7 @@ class Lines:
     """A screen of which only what is said is looked at."""
 
     can_redraw = False
+    is_rich = True
     is_provisional = False
 
     def __init__(self) -> None:

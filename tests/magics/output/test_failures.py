@@ -13,7 +13,7 @@ from rankscope.magics.output.failures import (
     CellError,
     CommandError,
     Interrupted,
-    abort_echo_line,
+    brief_lines,
     failure_key,
     failure_of,
     plain,
@@ -25,7 +25,7 @@ from rankscope.magics.output.failures import (
 TRACE = (
     "\x1b[31m-----\x1b[0m",
     "ValueError   Traceback (most recent call last)",
-    "Cell \x1b[32mIn[7], line 3\x1b[0m\n      2 x\n----> 3 raise",
+    "Cell \x1b[32mIn[7], line 3\x1b[0m\n      2 x\n      3 raise",
 )
 
 
@@ -185,6 +185,41 @@ def test_a_failed_cell_is_told_in_one_line(errors: list[RankError], line: str) -
     assert summary_of(errors) == line
 
 
+@pytest.mark.parametrize(
+    ("frames", "where"),
+    [
+        (["Cell In[7], line 3\n      2 y\n----> 3     x = 1 / 0"], " `x = 1 / 0`"),
+        (
+            [
+                "Cell In[7], line 3\n----> 3 f()",
+                "Cell In[6], line 2, in f()\n--> 2 g()",
+            ],
+            ", cell 6 line 2 `g()`",
+        ),
+        (
+            [
+                "Cell In[7], line 3\n----> 3 fit()",
+                "File ~/model.py:88, in fit(x)\n     87 def fit(x):\n---> 88     x.y",
+                "File ~/v/lib/python3.12/json/decoder.py:9, in d()\n----> 9 raise",
+                f"File {backends.__path__[0]}/some.py:5, in f()\n----> 5 raise",
+            ],
+            ", model.py:88 `x.y`",
+        ),
+        (["  Cell In[7], line 3\n    x = = 3\n        ^\nSyntaxError"], " `x = = 3`"),
+        (["Cell In[7], line 3\n      2 x"], ""),
+    ],
+)
+def test_the_users_innermost_line_is_shown(frames: list[str], where: str) -> None:
+    trace = ["ValueError   Traceback", *frames, "ValueError: bad"]
+    failed = error(2).replaced(traceback=trace)
+    said = f"rank 2: ValueError: bad at cell 7 line 3{where}"
+    assert summary_of([failed]) == said
+    shown = CellError(said, {2: failed})
+    assert [plain(one) for one in shown._render_traceback_()] == [f"CellError: {said}"]
+    # %tb
+    assert "ValueError   Traceback" in map(plain, shown._render_traceback_())
+
+
 TIMEOUT = (
     "all_reduce #1 of group 'default' on rank {} (cell 7 line 3) was not done 4 s "
     "after it began (the group's timeout): {}. The group was aborted; make it usable "
@@ -288,12 +323,12 @@ def test_the_cause_of_a_death_and_of_what_torch_gave_up_has_its_line() -> None:
         assert told[1:] == ["Why: rank 2 is out"]
 
 
-def test_a_cell_that_raised_is_told_in_one_line_with_what_is_next() -> None:
+def test_a_cell_that_raised_is_told_with_what_is_next() -> None:
     errors = [error(0), error(1, "DistAbortedError")]
-    assert tell(errors, "group 'default' rebuilt") == (
-        "rank 0: ValueError: bad at cell 7 line 3; rank 1: op aborted; group 'default' "
-        "rebuilt"
-    )
+    assert tell(errors, "group 'default' rebuilt").splitlines() == [
+        "rank 0: ValueError: bad at cell 7 line 3; rank 1: op aborted",
+        "Next: group 'default' rebuilt",
+    ]
 
 
 def test_an_error_has_six_lines_at_most_which_end_between_words() -> None:
@@ -313,7 +348,12 @@ def test_an_endless_message_is_cut_and_no_command_in_another() -> None:
 
 def test_aborted_ranks_are_one_line() -> None:
     errors = [error(rank, "DistAbortedError") for rank in (0, 1)]
-    assert abort_echo_line(errors) == "ranks 0–1: op aborted at cell 7 line 3"
+    assert brief_lines([errors]) == ["ranks 0–1: op aborted at cell 7 line 3"]
+    others = [[error(rank, f"E{rank}")] for rank in range(2, 40)]
+    assert brief_lines([errors, *others])[1:] == [
+        "rank 2: E2: bad at cell 7 line 3",
+        "and 37 more errors",
+    ]
 
 
 def test_a_message_that_names_its_own_rank_is_not_listed_for_each() -> None:

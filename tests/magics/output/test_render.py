@@ -15,7 +15,6 @@ from rankscope.magics.output.deduplicate import Entry, Item
 from rankscope.magics.output.failures import plain
 from rankscope.magics.output.parse import Bundle
 from rankscope.magics.output.render import Renderer, label_lines, label_width
-from rankscope.magics.output.stream import BRIEF, FULL
 
 
 class Publisher:
@@ -47,8 +46,8 @@ def renderer_on(kernel: bool, ranks: int = 4) -> tuple[Renderer, Publisher]:
     return Renderer(cast(InteractiveShell, shell), range(ranks)), publisher
 
 
-def line(text: str, *ranks: int, kind: str = "stdout") -> tuple[str, Item]:
-    return FULL, Item(kind, ranks, (text,) * len(ranks))
+def line(text: str, *ranks: int, kind: str = "stdout") -> Item:
+    return Item(kind, ranks, (text,) * len(ranks))
 
 
 def test_labels_are_as_wide_as_that_of_all_ranks() -> None:
@@ -83,11 +82,11 @@ def test_why_a_cell_hangs_is_shown_in_one_place_and_goes(
     assert capsys.readouterr().err == "Deadlock: why\n"
 
 
-def test_errors_of_ours_are_a_line_that_opens(
+def test_errors_are_a_line_that_opens(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = RankError(0, "DistAbortedError", "<b>why</b>", ("trace",), cell=7, line=3)
-    items = [(BRIEF, Item("error", (n,), (error.replaced(rank=n),))) for n in (0, 2)]
+    items = [Item("error", (n,), (error.replaced(rank=n),)) for n in (0, 2)]
     renderer, publisher = renderer_on(kernel=True)
     renderer.show(items)
     ((_, data, _),) = publisher.events
@@ -122,7 +121,7 @@ def test_each_stream_gets_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_display_has_the_name_of_its_ranks_above_it() -> None:
     renderer, publisher = renderer_on(kernel=True)
     bundle = Bundle({"text/html": "<b>x</b>", "text/plain": "x"})
-    renderer.show([(FULL, Item("display", (0, 1), (bundle, bundle)))])
+    renderer.show([Item("display", (0, 1), (bundle, bundle))])
     (_, header, _), (_, body, _) = publisher.events
     assert header["text/plain"] == "ranks 0–1"
     assert "ranks 0–1</div>" in header["text/html"]
@@ -134,7 +133,7 @@ def test_a_terminal_gets_the_text_of_a_display(
 ) -> None:
     renderer, publisher = renderer_on(kernel=False)
     bundle = Bundle({"text/html": "<b>x</b>", "text/plain": "x"})
-    renderer.show([(FULL, Item("display", (3,), (bundle,)))])
+    renderer.show([Item("display", (3,), (bundle,))])
     assert capsys.readouterr().out == "[3]   x\n"
     assert publisher.events == []
 
@@ -146,7 +145,7 @@ def test_a_display_without_text_names_what_it_is() -> None:
 def test_a_display_is_updated_in_place() -> None:
     renderer, publisher = renderer_on(kernel=True)
     bundle = Bundle({"text/html": "old"}, display_id="theirs")
-    renderer.show([(FULL, Item("display", (0,), (bundle,)))])
+    renderer.show([Item("display", (0,), (bundle,))])
     bundle.data = {"text/html": "new"}
     renderer.update(bundle)
     renderer.update(Bundle({"text/html": "never shown"}, display_id="other"))

@@ -25,12 +25,12 @@ class Board:
     unfinished: dict[int, str] = field(default_factory=dict)
 
     def show(self, items: Shown) -> None:
-        for mode, item in items:
+        for item in items:
             content = item.content
             if isinstance(content, Bundle):
                 content = content.text
             if isinstance(content, RankError):
-                content = f"{content.ename} ({mode})"
+                content = content.ename
             self.lines.append(f"{format_ranks(item.ranks)} {content}")
 
     def redraw(self, items: Shown) -> None:
@@ -258,7 +258,7 @@ def test_an_error_is_shown_while_other_ranks_run_on() -> None:
     cell.fail(2, "ValueError", "boom")
     cell.execution.finish(2)
     assert cell.after(0.1) == []
-    assert cell.after(0.4) == ["2 ValueError (full)"]
+    assert cell.after(0.4) == ["2 ValueError"]
     assert cell.stream.failures[2].line == 3
 
 
@@ -266,14 +266,14 @@ def test_an_error_that_ranks_share_is_shown_once_with_every_message() -> None:
     cell = Cell()
     for rank in range(3):
         cell.fail(rank, "ValueError", f"bad value {rank}")
-    assert cell.end() == ["0-2 ValueError (full)"]
+    assert cell.end() == ["0-2 ValueError"]
 
 
 def test_errors_on_other_lines_are_not_shared() -> None:
     cell = Cell(ranks=2)
     cell.fail(0, "ValueError", "bad", line=3)
     cell.fail(1, "ValueError", "bad", line=5)
-    assert cell.end() == ["0 ValueError (full)", "1 ValueError (full)"]
+    assert cell.end() == ["0 ValueError", "1 ValueError"]
 
 
 def test_ranks_that_were_let_go_are_told_in_brief_beside_the_cause() -> None:
@@ -282,7 +282,7 @@ def test_ranks_that_were_let_go_are_told_in_brief_beside_the_cause() -> None:
     cell.after(0.2)
     for rank in range(2):
         cell.fail(rank, "DistAbortedError", "rank 2 raised ValueError")
-    assert cell.end() == ["2 ValueError (full)", "0-1 DistAbortedError (brief)"]
+    assert cell.end() == ["2 ValueError", "0-1 DistAbortedError"]
 
 
 def test_ranks_of_which_it_was_told_are_not_told_of_again() -> None:
@@ -290,14 +290,14 @@ def test_ranks_of_which_it_was_told_are_not_told_of_again() -> None:
     cell.fail(2, "ValueError", "boom")
     cell.stream.aborts_announced = True
     cell.fail(0, "DistAbortedError", "rank 2 raised ValueError")
-    assert cell.end() == ["2 ValueError (full)"]
+    assert cell.end() == ["2 ValueError"]
 
 
 def test_an_error_of_ours_is_a_line_as_the_error_of_the_cell_tells_it() -> None:
     cell = Cell()
     for rank in range(3):
         cell.fail(rank, "DistAbortedError", "requested from the board")
-    assert cell.end() == ["0-2 DistAbortedError (brief)"]
+    assert cell.end() == ["0-2 DistAbortedError"]
 
 
 @pytest.mark.parametrize("ename", ["KeyboardInterrupt", "DistAbortedError"])
@@ -317,7 +317,7 @@ def test_a_dead_engine_is_an_error_that_nobody_published() -> None:
     cell = Cell()
     cell.execution.finish(1, RankError(1, "EngineDied", "killed by SIGKILL"))
     cell.after(0.0)
-    assert cell.after(0.5) == ["1 EngineDied (full)"]
+    assert cell.after(0.5) == ["1 EngineDied"]
 
 
 def test_without_collapse_every_rank_stands_by_itself() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from rankscope.magics.output.deduplicate import Item
 from rankscope.magics.output.parse import Bundle, OutputParser
-from rankscope.magics.output.stream import FULL
 from rankscope.magics.output.tabs import can_be_in_tab, tabs
 from tests.magics.output.test_render import line, renderer_on
 
@@ -29,8 +28,8 @@ def html(text: str) -> Bundle:
     return Bundle({"text/html": f"<b>{text}</b>", "text/plain": text})
 
 
-def shown(text: str, *ranks: int) -> tuple[str, Item]:
-    return FULL, Item("display", ranks, (html(text),) * len(ranks))
+def shown(text: str, *ranks: int) -> Item:
+    return Item("display", ranks, (html(text),) * len(ranks))
 
 
 def test_displays_that_differ_are_tabs_of_one_output() -> None:
@@ -79,9 +78,9 @@ def test_displays_that_came_one_by_one_are_drawn_again_as_tabs(
     assert not renderer.is_provisional
 
 
-def result(text: str, *ranks: int) -> tuple[str, Item]:
+def result(text: str, *ranks: int) -> Item:
     bundle = Bundle({"text/plain": text})
-    return FULL, Item("text", ranks, (bundle,) * len(ranks))
+    return Item("text", ranks, (bundle,) * len(ranks))
 
 
 def test_a_result_is_in_the_tab_of_what_its_rank_displayed(
