@@ -70,10 +70,10 @@ def newest_attempt(
     # The newest attempt began when the first of its dumps begins; what was over by then
     # is older. Dumps of one attempt overlap.
     apart = [
-        several for several in doubles if _ended(several[-2]) < _began(several[-1])
+        several for several in doubles if several[-2].newest_ns < several[-1].oldest_ns
     ]
     if apart:
-        begins = min(_began(several[-1]) for several in apart)
+        begins = min(several[-1].oldest_ns for several in apart)
         folders = {os.path.dirname(path) for path in older} - {
             os.path.dirname(several[-1].dump.path) for several in doubles
         }
@@ -81,7 +81,8 @@ def newest_attempt(
             one.dump.path
             for several in by_rank.values()
             for one in several
-            if _ended(one) < begins and (_ended(one) or _folder(one) in folders)
+            if one.newest_ns < begins
+            and (one.newest_ns or os.path.dirname(one.dump.path) in folders)
         }
     used = []
     for rank, several in by_rank.items():
@@ -102,16 +103,4 @@ def newest_attempt(
 
 
 def _age(one: RankDump) -> tuple[int, int, str]:
-    return _ended(one), one.dump.modified_ns or 0, one.dump.path
-
-
-def _folder(one: RankDump) -> str:
-    return os.path.dirname(one.dump.path)
-
-
-def _began(one: RankDump) -> int:
-    return one.oldest_ns
-
-
-def _ended(one: RankDump) -> int:
-    return one.newest_ns
+    return one.newest_ns, one.dump.modified_ns or 0, one.dump.path

@@ -54,14 +54,6 @@ class Dump:
     #: Where it was written, if it tells.
     host: str = ""
 
-    def newest_ns(self) -> int:
-        """Return the last time that it holds, 0 without one."""
-        return max((entry["time_created_ns"] for entry in self.entries), default=0)
-
-    def oldest_ns(self) -> int:
-        """Return the first time that it holds, 0 without one."""
-        return min((entry["time_created_ns"] for entry in self.entries), default=0)
-
 
 def looks_like_dump(data: bytes) -> bool:
     """Return whether a file may be a dump, by its first bytes."""

@@ -79,8 +79,8 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     With `times`, ops that have completed keep their times.
     """
     entries = sorted(dump.entries, key=itemgetter("record_id"))
-    self = RankDump(dump, oldest_ns=dump.oldest_ns(), newest_ns=dump.newest_ns())
-    self.times = times
+    created = [entry["time_created_ns"] for entry in entries] or [0]
+    self = RankDump(dump, oldest_ns=min(created), newest_ns=max(created), times=times)
     self.late = late_records(entries)
     gloos = [one for one in entries if one["profiling_name"].startswith("gloo:")]
     self.gloo = bool(gloos)

@@ -73,7 +73,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
     `frames` begin with the innermost. The line has those that called its function.
     Without a frame of the user's own code, it is the innermost one of any code.
     """
-    own = [place for place, one in enumerate(frames) if _is_own(one.file)]
+    files = [one.file.replace("\\", "/") for one in frames]
+    own = [place for place, file in enumerate(files) if _OWN.search(file)]
     frames = frames[own[-1] + 1 :] if own else frames
     frames = [one for one in frames if not one.file.endswith(_WRAPPER)]
     for place, frame in enumerate(frames):
@@ -87,10 +88,6 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
         return None, None
     first = frames[0]
     return SourceLine(first.file, first.line, first.function), None
-
-
-def _is_own(file: str) -> bool:
-    return _OWN.search(file.replace("\\", "/")) is not None
 
 
 def library_name(file: str) -> str:
