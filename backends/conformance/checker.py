@@ -59,8 +59,8 @@ class Checker:
         values.view(np.uint8)[...] = 1 if dtype == "bool" else 77
         return self.copy(values.reshape(-1, columns) if columns else values)
 
-    def everybody(self, size: int, dtype: str, salt: int = 0) -> list[Array]:
-        return [data(r, size, dtype, salt) for r in range(self.world)]
+    def everybody(self, size: int, dtype: str) -> list[Array]:
+        return [data(r, size, dtype) for r in range(self.world)]
 
     def done(self, work: dist.Work | None) -> None:
         """Wait; check that sync ops returned ``None`` and async ops a Work."""

@@ -98,15 +98,14 @@ class DeviceQueue:
         if self.busy:
             progress.add(self, soon=bool(self._pending))
 
-    def advance(self, *, callbacks_later: bool = False) -> bool:
+    def advance(self) -> bool:
         """Launch and collect what can be; return whether anything moved.
 
-        Never waits. Callbacks of Works are anybody's code and may issue ops: with
-        `callbacks_later`, and where interrupts are deferred, they run on the
-        progress thread.
+        Never waits. Callbacks of Works are anybody's code and may issue ops: where
+        interrupts are deferred, they run on the progress thread.
         """
         with defer_sigint() as on_main:
-            return self._advance(callbacks_later or on_main, on_device=False)
+            return self._advance(on_main, on_device=False)
 
     def advance_in_submit(self) -> bool:
         """As `advance`; the caller has deferred interrupts and set the device."""

@@ -597,18 +597,16 @@ class Work:
         with self._lock:
             self._group_failures().cause = error, state
 
-    def fail_by_group(
-        self, error: BaseException, state: WorkState = WorkState.ABORTED
-    ) -> None:
+    def fail_by_group(self, error: BaseException) -> None:
         """End the Work, whose backend is stopped and writes to its arrays no more.
 
         With what `fail_pending_as` was told, or else with `error`.
         """
         with self._lock:
             failures = self._group_failures()
-            failures.cause = failures.cause or (error, state)
+            failures.cause = failures.cause or (error, WorkState.ABORTED)
             failures.final = True
-        self.mark_failed(error, state)
+        self.mark_failed(error, WorkState.ABORTED)
 
     def hold_failures(self) -> None:
         """Keep any failure from now on as `withheld` until the group ends the Work.
