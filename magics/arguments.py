@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines.script.metrics_process import why_not
 from rankscope.engines.wire.torch_environment import TorchOptions
 
 from .language.commands import DIST_INIT
@@ -66,6 +67,8 @@ def require_cluster(command: Command) -> Cluster:
 def check_init(values: Values) -> None:
     """Refuse options of ``%dist_init`` that exclude each other."""
     _check_hosts(values)
+    if values["metrics"] is not None and (why := why_not()):
+        DIST_INIT.fail(f"--metrics {values['metrics']}: {why}")
     attach = values["cluster_id"] is not None or values["connection_file"] is not None
     started = starts(values)
     if not started and not attach and values["profile"] is None:

@@ -90,6 +90,10 @@ class RankscopeMagics(CellMagics):
             self.shell.push({"np": np}, interactive=False)  # type: ignore[no-untyped-call]
         if cluster.advice:
             print(cluster.advice)
+        if values["metrics"] is not None:
+            with reported(command, OSError):
+                address = session.serve_metrics(values["metrics"])
+            print(f"the metrics are at {address}")
         if values["keep"]:
             print(
                 f"to attach again: %dist_attach {cluster.cluster_id}; %dist_shutdown "

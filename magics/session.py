@@ -11,6 +11,7 @@ from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Cluster, Job, StallWatch
 
 if TYPE_CHECKING:
+    from rankscope.engines.cluster.metrics import MetricsServer
     from rankscope.widgets.board.widget import Board
 
 __all__ = ["Session", "current_cluster", "session", "use_cluster"]
@@ -31,6 +32,7 @@ class Session:
         #: Whether a cell that hangs shows why below itself.
         self.in_cells = True
         self._watch: StallWatch | None = None
+        self._metrics: MetricsServer | None = None
         self._verdicts: Sequence[Verdict] = ()
 
     @property
@@ -63,6 +65,9 @@ class Session:
         self._verdicts = ()
         board, self._board = self._board, None
         watch, self._watch = self._watch, None
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
         if watch is not None:
             watch.close()
         if board is not None:
@@ -87,6 +92,18 @@ class Session:
         """Diagnose ops that are in flight for long, from now on."""
         if self._watch is None and self._cluster is not None:
             self._watch = StallWatch(self._cluster, self._tell)
+
+    def serve_metrics(self, port: int) -> str:
+        """Serve the metrics of the cluster until it is dropped; return the address.
+
+        Raises `OSError` if the port is taken.
+        """
+        # Imported here: prometheus_client is an extra.
+        from rankscope.engines.cluster.metrics import MetricsServer
+
+        assert self._cluster is not None
+        self._metrics = MetricsServer(self._cluster, port)
+        return self._metrics.address
 
     def _tell(self, verdicts: Sequence[Verdict]) -> None:
         self._verdicts = verdicts

@@ -109,6 +109,12 @@ DIST_INIT = Command(
             "keep", ("--keep",), "keep the ranks running when the notebook ends",
         ),
         Option(
+            "metrics", ("--metrics",), "serve what the ranks do to Prometheus, at "
+            "127.0.0.1:PORT (0: a free one), as long as this notebook uses them "
+            "(default: not)",
+            "PORT", values.port,
+        ),
+        Option(
             "profile", ("--profile",), "IPython profile of the cluster (default: "
             "default)", "P", kind="profile",
         ),

@@ -30,6 +30,7 @@ __all__ = [
     "launcher",
     "names",
     "parse_ranks",
+    "port",
     "seconds",
     "slurm",
     "switch",
@@ -117,6 +118,13 @@ def seconds(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError("expected a number of seconds above 0")
     return value
+
+
+def port(text: str) -> int:
+    """Return a port; 0 stands for a free one."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError("expected a port, 0-65535")
+    return int(text)
 
 
 def backend(text: str) -> str:

@@ -14,9 +14,9 @@ from IPython.utils.capture import capture_output
 
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
-from rankscope.engines.cluster import launch, preconditions
+from rankscope.engines.cluster import launch, metrics, preconditions
 from rankscope.engines.status import ClusterStatus
-from rankscope.magics import extension, load_ipython_extension
+from rankscope.magics import arguments, extension, load_ipython_extension
 from rankscope.magics.output.failures import plain
 from tests.test_post_mortem_command import job
 
@@ -191,6 +191,38 @@ def test_running_ranks_are_replaced(
     assert "%dist_mode is off: cells run in the notebook" in seen.stdout
     assert [one.closed for one in started] == [True, True]
     assert ipython.user_ns["np"] == "mine"
+
+
+def test_the_metrics_are_served_until_the_cluster_is_dropped(
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Server] = []
+
+    class Server:
+        """Where the metrics of a cluster are."""
+
+        def __init__(self, cluster: Ranks, port: int) -> None:
+            if served and not served[-1].closed:
+                raise OSError(98, "Address already in use")
+            self.address, self.closed = f"http://127.0.0.1:{port}/metrics", False
+            served.append(self)
+
+        def close(self) -> None:
+            self.closed = True
+
+    monkeypatch.setattr(extension, "_start", lambda values, progress: Ranks())
+    monkeypatch.setattr(metrics, "MetricsServer", Server)
+    with capture_output() as seen:
+        ipython.run_cell("%dist_init -n 2 --metrics 9464").raise_error()
+        ipython.run_cell("%dist_init -n 2 --metrics 9464").raise_error()
+        assert [one.closed for one in served] == [False]
+        ipython.run_cell("%dist_init -n 2 --metrics 9465 --replace").raise_error()
+        ipython.run_cell("%dist_shutdown").raise_error()
+        monkeypatch.setattr(arguments, "why_not", lambda: "it is missing")
+        refused = ipython.run_cell("%dist_init -n 2 --metrics 0").error_in_exec
+    assert "the metrics are at http://127.0.0.1:9464/metrics\n" in seen.stdout
+    assert [one.closed for one in served] == [True, True]
+    assert "--metrics 0: it is missing" in str(refused)
 
 
 def test_torch_and_backend_exclude_each_other(ipython: InteractiveShell) -> None:
