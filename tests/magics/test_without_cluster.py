@@ -6,6 +6,7 @@ import html
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,7 +197,7 @@ def test_running_ranks_are_replaced(
 def test_the_metrics_are_served_until_the_cluster_is_dropped(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served: list[Server] = []
+    served: list[Any] = []
 
     class Server:
         """Where the metrics of a cluster are."""
@@ -204,7 +205,8 @@ def test_the_metrics_are_served_until_the_cluster_is_dropped(
         def __init__(self, cluster: Ranks, port: int) -> None:
             if served and not served[-1].closed:
                 raise OSError(98, "Address already in use")
-            self.address, self.closed = f"http://127.0.0.1:{port}/metrics", False
+            self.address = f"http://127.0.0.1:{port}/metrics"
+            self.closed = False
             served.append(self)
 
         def close(self) -> None:
