@@ -110,10 +110,11 @@ def _check_hosts(values: Values) -> None:
         return
     if hosts is not None and slurm is not None:
         DIST_INIT.fail("--hosts and --slurm both name the hosts: give one of them")
-    if values["engines"]:
+    if values["engines"] and (hosts is None or values["engines"] != "mpi"):
         given = "--slurm" if hosts is None else "--hosts"
         DIST_INIT.fail(
             f"--engines does not go with {given}, which has a launcher of its own"
+            f"{'' if hosts is None else '; mpi alone does'}"
         )
     if hosts is None:
         return

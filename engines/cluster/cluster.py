@@ -67,11 +67,12 @@ class Cluster(Ranks):
         The hosts of the ranks, in rank order, with the number of ranks on each:
         ``"a:4,b:4"``, ``{"a": 4, "b": 4}``, or a hostfile with such a line for each
         host. Other hosts than this one are reached by the system's ``ssh``, with its
-        configuration and keys, without a password. The ranks end with this process.
+        configuration and keys, without a password. The launcher ``mpi`` starts them by
+        Open MPI's mpiexec instead.
     slurm : str or bool, default False
         The options of ``salloc`` for a job of Slurm whose nodes are the hosts, as in
         ``"-p gpu -N 2 --gpus-per-node 8 -t 1:00:00"``; the job is submitted, waited for
-        however long it is pending, and ends with this process. ``True``: the job that
+        however long it is pending, and ends with the cluster. ``True``: the job that
         this process is in. Without `n` there are as many ranks as the job has tasks, if
         those are more than its nodes, else one for each GPU, else one on each node.
     remote_python : str, optional
@@ -197,9 +198,22 @@ class Cluster(Ranks):
     ) -> None:
         if not lost_after > 0:
             raise ValueError(f"lost_after={lost_after!r}: seconds, above 0")
+        config = BackendConfig(backend)
+        needed = next(iter(launch.launchers_of(config)), None)
         named = hosts_for(
-            hosts, slurm, n, engines, keep, remote_python, interface, lost_after
+            hosts,
+            slurm,
+            n,
+            engines or needed,
+            keep,
+            remote_python,
+            interface,
+            lost_after,
         )
+        # Those that mpiexec connects to, and not this process.
+        of_mpi = named if (engines or needed) == "mpi" else None
+        if of_mpi is not None:
+            n, engines, named = len(of_mpi.names), "mpi", None
         if named is not None:
             n, engines = len(named.names) or n, HOSTS
         # Without a number the nodes of a job decide.
@@ -207,17 +221,10 @@ class Cluster(Ranks):
             n = preconditions.number_of_ranks(n)
         # Refused here, not seconds later on every engine.
         options = preconditions.torch_options(torch, backend)
-        config = BackendConfig(backend)
         try:
             gpus = Gpus(parse_devices(devices), share_gpu)
         except ValueError as error:
             raise ValueError(f"devices={devices!r}: {error}") from None
-        needed = next(iter(launch.launchers_of(config)), None)
-        if named is not None and needed is not None:
-            raise ClusterError(
-                f"backend={backend!r} needs the launcher {needed}, and hosts have a "
-                "launcher of their own"
-            )
         if engines is None:
             engines = needed or "local"
         preconditions.check_folder()
@@ -226,14 +233,19 @@ class Cluster(Ranks):
                 preconditions.check_torch()
             if options is None or options.over_rankscope:
                 preconditions.check_backend(n, backend)
-            if not force:
+            if not force and of_mpi is None:
                 preconditions.check_capacity(n)
         elif named is not None and not force:
             named.limited = True
         private.check()
         report = progress or _silent
         launched = launch.prepare(
-            engines, profile, cluster_id, guarded=not keep, lost_after=lost_after
+            engines,
+            profile,
+            cluster_id,
+            guarded=not keep,
+            lost_after=lost_after,
+            hosts=of_mpi,
         )
         launched.hosts = named
         connected = False

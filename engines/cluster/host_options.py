@@ -39,8 +39,15 @@ def hosts_for(
         return None
     if hosts is not None and slurm is not False:
         raise ClusterError("hosts= and slurm= both name the hosts: give one of them")
-    if engines is not None:
-        raise ClusterError(f"engines={engines!r}: hosts have a launcher of their own")
+    if engines == "mpi" and hosts is not None:
+        if remote_python is not None:
+            raise ClusterError(
+                "remote_python: mpiexec runs the Python of this one's path on all hosts"
+            )
+    elif engines is not None:
+        raise ClusterError(
+            f"the launcher {engines}: hosts have one of their own, or mpi by ssh"
+        )
     if hosts is None:
         try:
             job = SlurmJob(slurm)

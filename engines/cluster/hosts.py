@@ -240,11 +240,12 @@ class Hosts:
         """The address of this host at which every host reaches the controller."""
         if self.interface is not None:
             return _address_of(self.interface)
-        here = socket.gethostname()
-        others = [one for one in self.ranks if self.descriptions[one]["name"] != here]
+        # What a host has said of itself, if it was asked.
+        said = {name: self.descriptions.get(name, {}) for name in self.ranks}
+        others = [one for one in said if not is_here(said[one].get("name", one))]
         for name in others:
             # As the other host has seen this one: the way back is known to work.
-            if _is_ours(client := self.descriptions[name]["client"]):
+            if _is_ours(client := said[name].get("client", "")):
                 return client
         # By a jump host, or a router that translates addresses.
         return self.route_to(others[0]) if others else "127.0.0.1"

@@ -32,7 +32,7 @@ from .cluster_file import cluster_files, is_elsewhere
 from .files import session_folder
 from .fork_launcher import ForkedEngineSetLauncher
 from .host_launcher import HostEngineSetLauncher
-from .hosts import HOSTS, LOST_AFTER
+from .hosts import FORWARDED, HOSTS, LOST_AFTER, Hosts
 from .launched import Launched
 from .ports import reserved_ports
 
@@ -111,13 +111,15 @@ def prepare(
     *,
     guarded: bool,
     lost_after: float = LOST_AFTER,
+    hosts: Hosts | None = None,
 ) -> Launched:
     """Make a cluster that is not started yet.
 
     `engines` is a launcher's name or `HOSTS`, `profile` an IPython profile,
     `cluster_id` by default a new one. A `guarded` cluster ends with this process. An
     engine that is silent for `lost_after` seconds is given up, unless its process is
-    one of this machine, or the process that leads to it.
+    one of this machine, or the process that leads to it. `hosts` are those on which
+    the launcher ``mpi`` is to start them; by default this one.
 
     Raises `ClusterStartError` for a launcher that is not there.
     """
@@ -153,7 +155,10 @@ def prepare(
         )
     if cluster.engine_launcher_class.__name__ == "MPIEngineSetLauncher":
         try:
-            _configure_mpi(cluster.config, session_folder(cluster.cluster_id))
+            _configure_mpi(cluster.config, session_folder(cluster.cluster_id), hosts)
+            if hosts is not None:
+                address = hosts.address
+                cluster.controller_ip = cluster.controller_location = address
         except BaseException:
             launched.close()
             raise
@@ -175,7 +180,7 @@ def prepare(
             # A nanny sends signals to its engine and reports its end to the hub. This
             # process does both. A third of a second of CPU time, 25 MiB for each rank.
             arguments.append("--IPEngine.enable_nanny=False")
-        if engines not in ("local", SPAWN, "mpi"):
+        if engines not in ("local", SPAWN, "mpi") or hosts is not None:
             misses = int(1000 * lost_after / (HEARTBEAT + _CHECK_LATE))
             arguments.append(f"--IPEngine.max_heartbeat_misses={misses}")
         cluster.config.EngineLauncher.engine_args = arguments
@@ -344,8 +349,10 @@ def find_mpiexec() -> str | None:
     return shutil.which("mpiexec", path=path)
 
 
-def _configure_mpi(config: Config, folder: Path) -> None:
+def _configure_mpi(config: Config, folder: Path, hosts: Hosts | None) -> None:
     """Find mpiexec, and set what Open MPI needs to run and to survive a death.
+
+    With `hosts` its ranks are on these, which it reaches by ssh.
 
     Open MPI puts its session files into `folder`: a killed mpiexec leaves them, and a
     later one that gets its pid does not start. Settings of the profile's own
@@ -364,10 +371,16 @@ def _configure_mpi(config: Config, folder: Path) -> None:
         [*launcher.mpi_cmd, "--version"], capture_output=True, text=True, check=False
     ).stdout
     if "Open MPI" not in version and "OpenRTE" not in version:
+        if hosts is not None:
+            raise ClusterStartError(
+                f"{launcher.mpi_cmd[0]} is not Open MPI's mpiexec, the only one that "
+                "can start ranks on hosts here"
+            )
         return
     if "mpi_args" not in launcher:
         # More ranks than cores; and the death of a rank must not end the others.
-        launcher.mpi_args = ["--oversubscribe", "--with-ft", "ulfm"]
+        where = ["--oversubscribe"] if hosts is None else _mpi_placement(hosts)
+        launcher.mpi_args = [*where, "--with-ft", "ulfm"]
     if "environment" not in launcher:
         # The user of a container is often root. For other users this changes nothing.
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
@@ -375,3 +388,16 @@ def _configure_mpi(config: Config, folder: Path) -> None:
             **{name + end: "1" for name in names for end in ("", "_CONFIRM")},
             "PRTE_MCA_prte_tmpdir_base": str(folder),
         }
+
+
+def _mpi_placement(hosts: Hosts) -> list[str]:
+    """Return the options by which Open MPI starts ranks on hosts, in their order."""
+    variables = ["IPP_CONNECTION_INFO", "IPP_CLUSTER_ID"]
+    variables += [one for one in os.environ if one.startswith(FORWARDED)]
+    return [
+        *("--host", ",".join(f"{name}:{n}" for name, n in hosts.ranks.items())),
+        *("--map-by", "slot", "--bind-to", "none"),
+        # A question for a password would wait for ever.
+        *("--prtemca", "plm_ssh_args", "-oBatchMode=yes -oConnectTimeout=20"),
+        *(word for one in variables for word in ("-x", one)),
+    ]

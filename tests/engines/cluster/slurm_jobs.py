@@ -115,10 +115,7 @@ class Slurm:
             (folder / name).mkdir()
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
-        names = f"127.0.0.1 localhost\n{HERE} host-a\n{THERE} host-b\n"
-        (folder / "hosts").write_text(names)
-        for where in ((), hosts.there):
-            two_hosts.run(*where, "mount", "--bind", f"{folder}/hosts", "/etc/hosts")
+        hosts.know_names(folder)
         values = {"folder": folder, "here": HERE, "there": THERE, "cpus": CPUS}
         (folder / "slurm.conf").write_text(CONFIGURATION.format(**values))
         # Files in the place of devices. Without cgroups, which namespaces do not have.

@@ -2,6 +2,7 @@
 
 ``unshare --net --uts --mount --ipc python ssh_hosts.py FOLDER``, as `two_hosts`, as
 root: the notebook and ranks 0 and 1 are on the first host, ranks 2 and 3 on the second.
+With the path of a notebook as second argument that is executed, and nothing else.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CUT = 35.0
 AWAITS = "import os, time\nwhile not os.path.exists({file!r}): time.sleep(0.05)\n"
 
 #: Seconds for which a notebook sleeps, and after which it gives up its hosts.
-ASLEEP, LOST_AFTER = 4.0, 8.0
+ASLEEP, LOST_AFTER = 3.0, 8.0
 #: A notebook on a laptop that sleeps, and loses its host afterwards.
 LAPTOP = """
 import sys, time
@@ -100,6 +101,17 @@ print(json.dumps(pids), flush=True)
 os.kill(os.getpid(), 9)
 """
 
+#: A notebook with ranks of mpiexec, which runs a cell on them.
+MPI = """
+import json, sys, time
+from rankscope.engines import Cluster
+cluster = Cluster(hosts="host-a:2,host-b:2", backend="cpu:mpi")
+cluster.execute(sys.argv[1]).result(60)
+found = [cluster.pull("place"), *(one.pid for one in cluster._launched.processes())]
+print(json.dumps([*found, *cluster.pids.values()]), flush=True)
+time.sleep(1000)
+"""
+
 
 def why_not() -> str:
     """Return why there can be no such hosts here; empty if there can."""
@@ -118,6 +130,7 @@ class Sshd:
             file = str(folder / name)
             key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file]
             subprocess.run(key, check=True)
+        hosts.know_names(folder)
         public = (folder / "host.pub").read_text()
         (folder / "known").write_text(f"host-b {public}")
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -128,6 +141,8 @@ class Sshd:
             f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/login.pub\n"
             "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n"
             "PermitRootLogin prohibit-password\nMaxStartups 100\n"
+            # For mpiexec, which runs this Python there.
+            f"SetEnv PYTHONPATH={os.environ['PYTHONPATH']}\n"
         )
         (folder / "config").write_text(
             f"Host host-b strange closed\n  HostName {THERE}\n"
@@ -326,6 +341,7 @@ def refused(sshd: Sshd) -> None:
         "interface": ("host-b:1", {"interface": "eth7"}),
         "reach": ("host-a:1,host-b:1", {"interface": "lo"}),
         "room": ("host-b:100000", {}),
+        "mpi": ("host-a:1,strange:1", {"engines": "mpi", "remote_python": None}),
     }
     said = {}
     for what, (named, options) in tried.items():
@@ -381,6 +397,24 @@ def killed(sshd: Sshd) -> None:
     tell("killed", processes=len(pids), seconds=time.monotonic() - began)
 
 
+def mpi(sshd: Sshd) -> None:
+    """Open MPI starts the ranks, by ssh; all end with a notebook that is killed."""
+    command = [sys.executable, "-c", MPI, SUM.format(n=1000) + f"\n{PLACE}"]
+    victim = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert victim.stdout is not None
+    places, *pids = json.loads(victim.stdout.readline())
+    processes = [psutil.Process(pid) for pid in pids]
+    began = time.monotonic()
+    victim.kill()
+    victim.communicate()
+    until(
+        lambda: not (any(map(lives, processes)) or sshd.processes()),
+        WAIT,
+        "the end of all",
+    )
+    tell("mpi", ranks=places, seconds=time.monotonic() - began)
+
+
 def left_by(**options: Any) -> set[psutil.Process]:
     """Return what a notebook that was killed has left of the cluster that it keeps."""
     command = [sys.executable, "-c", KEEPER, json.dumps(options)]
@@ -399,9 +433,6 @@ def kept(sshd: Sshd) -> None:
     cluster.rebuild()
     cluster.execute(SUM.format(n=1000) + f"\n{PLACE}").result(WAIT)
     places = cluster.pull("place")
-    cluster.close()
-    cluster = Cluster.attach(cluster_id="kept")
-    assert cluster.pull("place") == places
     processes |= {psutil.Process(pid) for pid in cluster.pids.values()}
     began = time.monotonic()
     cluster.shutdown()
@@ -414,11 +445,21 @@ def kept(sshd: Sshd) -> None:
     tell("kept", alive=alive, found=found, places=places, seconds=seconds)
 
 
+def notebook(sshd: Sshd) -> None:
+    """The notebook on several hosts is executed, with two."""
+    from tools.execution import outputs_of
+
+    os.environ["HOSTS"] = "host-a:2,host-b:2"
+    with nothing_stays(sshd):
+        tell("notebook", outputs=outputs_of(Path(sys.argv[2]), patience=1))
+
+
 if __name__ == "__main__":
     hosts = Hosts(separate=True)
     sshd = Sshd(hosts, Path(sys.argv[1]))
     try:
-        for step in (ranks, refused, interrupted_starts, killed, kept):
+        all_steps = (ranks, refused, interrupted_starts, killed, kept, mpi)
+        for step in (notebook,) if sys.argv[2:] else all_steps:
             step(sshd)
     finally:
         sshd.close()

@@ -140,8 +140,11 @@ def test_hosts_that_cannot_work_together() -> None:
     ("options", "why"),
     [
         ({"n": 3}, "n=3: hosts='a:2' have 2 ranks; leave n out"),
-        ({"engines": "mpi"}, "engines='mpi': hosts have a launcher of their own"),
-        ({"backend": "cpu:mpi"}, "backend='cpu:mpi' needs the launcher mpi, and hosts"),
+        ({"engines": "local"}, "the launcher local: hosts have one of their own, or"),
+        (
+            {"backend": "cpu:mpi", "remote_python": "p"},
+            "remote_python: mpiexec runs the Python of this one's path",
+        ),
     ],
 )
 def test_what_does_not_go_with_hosts(options: dict[str, Any], why: str) -> None:

@@ -98,6 +98,7 @@ def test_a_host_is_given_up_after_the_time_that_is_set(seen: dict[str, Any]) -> 
         ("interface", "--interface eth7: no interface or address of this host"),
         ("reach", "host-b cannot connect to the controller at 127.0.0.1, port "),
         ("room", "100000 ranks are too many for host-b"),
+        ("mpi", "Host key verification failed"),
     ],
 )
 def test_what_cannot_work_is_an_error_that_names_the_host(
@@ -120,6 +121,14 @@ def test_kept_ranks_outlive_their_notebook_and_end_on_all_hosts(
     assert kept["found"] == {str(rank): rank * 100 for rank in range(4)}
     assert kept["places"] == PLACES
     assert kept["seconds"] < 10
+
+
+def test_ranks_of_mpiexec_are_in_the_order_of_their_hosts(
+    seen: dict[str, Any],
+) -> None:
+    """And end with a notebook that is killed."""
+    assert seen["mpi"]["ranks"] == PLACES
+    assert seen["mpi"]["seconds"] < 15
 
 
 def test_all_ends_with_a_notebook_that_is_killed(seen: dict[str, Any]) -> None:

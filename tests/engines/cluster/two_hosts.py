@@ -163,6 +163,13 @@ class Hosts:
         run(*where, "ip", "address", "add", f"{address}/30", "dev", device)
         run(*where, "ip", "link", "set", device, "up")
 
+    def know_names(self, folder: Path) -> None:
+        """Have both hosts, which are `separate`, know both names."""
+        names = f"127.0.0.1 localhost\n{HERE} host-a\n{THERE} host-b\n"
+        (folder / "hosts").write_text(names)
+        for where in ((), self.there):
+            run(*where, "mount", "--bind", f"{folder}/hosts", "/etc/hosts")
+
     def close(self) -> None:
         """End the cable, then the second host, which holds one end of it."""
         self.cable.close()
