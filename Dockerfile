@@ -1,0 +1,19 @@
+# JupyterLab with Rankscope, and the tutorials. In a checkout:
+#     docker build -t rankscope .
+#     docker run --rm -it -p 127.0.0.1:8888:8888 rankscope
+# then open the address with the token that it prints.
+FROM python:3.12-slim
+
+# The tutorial on backends compiles one.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+
+RUN useradd --create-home --uid 1000 person
+WORKDIR /home/person/rankscope
+COPY --chown=person . .
+RUN pip install --no-cache-dir '.[mpi,top,ucx]' jupyterlab matplotlib pybind11 setuptools
+
+USER person
+EXPOSE 8888
+CMD ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser", "notebooks/01_quickstart.ipynb"]

@@ -1,0 +1,56 @@
+"""The Dockerfile and the devcontainer name what is there; nothing builds them here."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyterlab.labapp import LabApp  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).parent.parent
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def devcontainer() -> dict[str, Any]:
+    path = ROOT / ".devcontainer" / "devcontainer.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_python_is_the_one_that_the_suite_runs_on() -> None:
+    (version,) = re.findall(r"^FROM python:([\d.]+)-slim$", DOCKERFILE, re.MULTILINE)
+    assert version == (ROOT / ".python-version").read_text().strip()
+
+
+def test_the_extras_are_there() -> None:
+    (extras,) = re.findall(r"pip install .*'\.\[(.*)\]'", DOCKERFILE)
+    known = metadata("rankscope").get_all("Provides-Extra") or []
+    assert set(extras.split(",")) <= set(known)
+
+
+def test_it_opens_the_first_notebook() -> None:
+    (line,) = re.findall(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)
+    program, lab, *options, notebook = json.loads(line)
+    assert (program, lab) == ("jupyter", "lab")
+    assert (ROOT / notebook).is_file()
+    names = {one.removeprefix("--").partition("=")[0] for one in options}
+    assert names <= {*LabApp.aliases, *LabApp.flags}
+
+
+def test_the_devcontainer_is_made_of_it(devcontainer: dict[str, Any]) -> None:
+    folder = ROOT / ".devcontainer"
+    build = devcontainer["build"]
+    assert (folder / build["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    assert (folder / build["context"]).resolve() == ROOT
+    assert f"useradd --create-home --uid 1000 {devcontainer['remoteUser']}" in (
+        DOCKERFILE
+    )
+    for port in devcontainer["forwardPorts"]:
+        assert f"EXPOSE {port}\n" in DOCKERFILE
+    for path in devcontainer["customizations"]["codespaces"]["openFiles"]:
+        assert (ROOT / path).is_file()
