@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 __all__ = [
     "CONSTANTS",
     "FUNCTIONS",
-    "ContextAttributes",
     "ContextParameters",
     "EndpointAttributes",
     "EndpointParameters",
     "Function",
-    "LibraryAttributes",
     "ReceiveInfo",
     "RequestParameters",
     "Status",
@@ -54,10 +52,7 @@ CONSTANTS = {
     "UCP_FEATURE_TAG": 1 << 0,
     "UCP_FEATURE_WAKEUP": 1 << 4,
     "UCP_PARAM_FIELD_FEATURES": 1 << 0,
-    "UCP_PARAM_FIELD_MT_WORKERS_SHARED": 1 << 5,
     "UCP_PARAM_FIELD_ESTIMATED_NUM_EPS": 1 << 6,
-    "UCP_LIB_ATTR_FIELD_MAX_THREAD_LEVEL": 1 << 0,
-    "UCP_ATTR_FIELD_THREAD_MODE": 1 << 1,
     "UCP_WORKER_PARAM_FIELD_THREAD_MODE": 1 << 0,
     "UCP_WORKER_PARAM_FIELD_FLAGS": 1 << 5,
     "UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK": 1 << 0,
@@ -85,25 +80,6 @@ class ContextParameters(ctypes.Structure):
         ("estimated_num_ppn", c_size_t),
         ("name", c_char_p),
         ("node_local_id", c_size_t),
-    )
-
-
-class LibraryAttributes(ctypes.Structure):
-    """``ucp_lib_attr_t``."""
-
-    _fields_ = (("field_mask", c_uint64), ("max_thread_level", c_int))
-
-
-class ContextAttributes(ctypes.Structure):
-    """``ucp_context_attr_t``."""
-
-    _fields_ = (
-        ("field_mask", c_uint64),
-        ("request_size", c_size_t),
-        ("thread_mode", c_int),
-        ("memory_types", c_uint64),
-        ("name", ctypes.c_char * 32),
-        ("device_counter_size", c_size_t),
     )
 
 
@@ -249,8 +225,6 @@ FUNCTIONS = (
     Function("ucp_get_version_string", c_char_p, ()),
     # const char *ucs_status_string(ucs_status_t)
     Function("ucs_status_string", c_char_p, (Status,)),
-    # ucs_status_t ucp_lib_query(ucp_lib_attr_t *)
-    Function("ucp_lib_query", Status, (POINTER(LibraryAttributes),)),
     # ucs_status_t ucp_config_read(const char *, const char *, ucp_config_t **)
     Function("ucp_config_read", Status, (c_char_p, c_char_p, POINTER(c_void_p))),
     # ucs_status_t ucp_config_modify(ucp_config_t *, const char *, const char *)
@@ -264,8 +238,6 @@ FUNCTIONS = (
         Status,
         (c_uint, c_uint, POINTER(ContextParameters), _Handle, POINTER(c_void_p)),
     ),
-    # ucs_status_t ucp_context_query(ucp_context_h, ucp_context_attr_t *)
-    Function("ucp_context_query", Status, (_Handle, POINTER(ContextAttributes))),
     # void ucp_cleanup(ucp_context_h)
     Function("ucp_cleanup", None, (_Handle,)),
     # ucs_status_t ucp_worker_create(ucp_context_h, const ucp_worker_params_t *,

@@ -33,7 +33,7 @@ def _facts() -> dict[str, int]:
         for one in vars(ucp).values()
         if isinstance(one, type) and issubclass(one, ctypes.Structure)
     ]
-    assert len(structs) == 12
+    assert len(structs) == 10
     for struct in structs:
         # Its docstring begins with its name in the header.
         name = (struct.__doc__ or "").split("``")[1]
