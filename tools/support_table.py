@@ -2,7 +2,7 @@
 
 Writes them into ``docs/backends.md``, between their markers. The rows are those of
 `OpType`; the cells come from the classes of the backends: which methods a class
-defines, what it declares in `Backend.library_calls`, and what its `check` refuses.
+defines, and what its `check` refuses.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rankscope.backends.interface.staging import StagedBackend
 
 __all__ = [
     "DTYPES",
+    "NCCL_CALLS",
     "OPS",
     "PAGE",
     "classes",
@@ -55,6 +56,28 @@ DTYPES = (
     *("uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
+
+# What the calls of each method of `NCCLBackend` are: the names of NCCL's functions say
+# more than the methods'.
+NCCL_CALLS: dict[str, tuple[str, ...]] = {
+    "broadcast": ("ncclBroadcast",),
+    "all_reduce": ("ncclAllReduce",),
+    "reduce": ("ncclReduce",),
+    "all_gather": ("ncclBroadcast",),
+    "all_gather_into_tensor": ("ncclAllGather",),
+    "gather": ("ncclSend", "ncclRecv"),
+    "scatter": ("ncclSend", "ncclRecv"),
+    "reduce_scatter": ("ncclReduce",),
+    "reduce_scatter_tensor": ("ncclReduceScatter",),
+    "all_to_all": ("ncclSend", "ncclRecv"),
+    "barrier": ("ncclAllReduce",),
+    "send": ("ncclSend",),
+    "recv": ("ncclRecv",),
+    "all_reduce_coalesced": ("ncclAllReduce",),
+    "all_gather_coalesced": ("ncclBroadcast",),
+    "all_gather_into_tensor_coalesced": ("ncclAllGather",),
+    "reduce_scatter_tensor_coalesced": ("ncclReduceScatter",),
+}
 
 # Public functions that are made of ops, whatever the backend.
 _MADE: dict[str, Callable[..., Any]] = {
@@ -154,7 +177,7 @@ def _cell(how: str | None, yes: str = "yes") -> str:
 
 def _native_cell(kind: type[Backend], op: str) -> str:
     """Return the cell of arrays in the memory that the backend works on."""
-    calls = kind.library_calls.get(op, ())
+    calls = NCCL_CALLS.get(op, ()) if kind.name == "nccl" else ()
     return _cell(support(kind, op), ", ".join(f"`{call}`" for call in calls) or "yes")
 
 

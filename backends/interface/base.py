@@ -127,9 +127,6 @@ class Backend:
     reduce_ops: frozenset[ReduceOp] = frozenset(
         {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
     )
-    #: For the table of ``docs/backends.md``: the functions of the library that a method
-    #: calls, by the method's name, where their names say more than the method's.
-    library_calls: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: Whether a message may arrive before it is received, and its sender leave.
     buffers_messages = True
     #: Tags of messages that the dispatcher itself sends: :meth:`check_message` may

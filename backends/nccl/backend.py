@@ -24,7 +24,7 @@ from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
 from ..work.reduce_op import PremulSum, ReduceOp
 from ..work.work import Work
-from .calls import LIBRARY_CALLS, Calls, no_call
+from .calls import Calls, no_call
 from .communicator import NCCLComm
 from .dtypes import REDUCE_OPS, Reduction, is_float8, reduction
 from .interface import GpuApi
@@ -65,7 +65,6 @@ class NCCLBackend(Backend):
     buffers_messages = False
     supports_split = True
     reduce_ops = REDUCE_OPS
-    library_calls = LIBRARY_CALLS
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
         super().__init__(rank, size)

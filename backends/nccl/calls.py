@@ -5,7 +5,7 @@ A part without an element has no call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,28 +14,7 @@ from .dtypes import Reduction, transfer_dtype
 from .interface import GpuApi
 from .work import Call
 
-__all__ = ["LIBRARY_CALLS", "Calls", "no_call"]
-
-#: The functions of NCCL that the calls of each method of `NCCLBackend` are.
-LIBRARY_CALLS: Mapping[str, tuple[str, ...]] = {
-    "broadcast": ("ncclBroadcast",),
-    "all_reduce": ("ncclAllReduce",),
-    "reduce": ("ncclReduce",),
-    "all_gather": ("ncclBroadcast",),
-    "all_gather_into_tensor": ("ncclAllGather",),
-    "gather": ("ncclSend", "ncclRecv"),
-    "scatter": ("ncclSend", "ncclRecv"),
-    "reduce_scatter": ("ncclReduce",),
-    "reduce_scatter_tensor": ("ncclReduceScatter",),
-    "all_to_all": ("ncclSend", "ncclRecv"),
-    "barrier": ("ncclAllReduce",),
-    "send": ("ncclSend",),
-    "recv": ("ncclRecv",),
-    "all_reduce_coalesced": ("ncclAllReduce",),
-    "all_gather_coalesced": ("ncclBroadcast",),
-    "all_gather_into_tensor_coalesced": ("ncclAllGather",),
-    "reduce_scatter_tensor_coalesced": ("ncclReduceScatter",),
-}
+__all__ = ["Calls", "no_call"]
 
 
 class Calls:
