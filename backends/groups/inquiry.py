@@ -49,6 +49,8 @@ LONGEST = 1.0
 LONGEST_TEXT = 200
 #: How the account ends of a cell that no error has ended.
 AT_ITS_END = "at its end"
+#: What a rank does that waits for the first cell.
+IN_NO_CELL = "runs no cell"
 #: Records of the group that a rank sends, the newest ones.
 RECORDS = 50
 

@@ -21,6 +21,7 @@ from ..groups.inquiry import current_exception
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
 from ..work.flight_recorder import recorder
+from ..work.user_code import is_installed
 from .place import Place
 from .rendezvous import rendezvous
 from .settings import facts_of
@@ -32,6 +33,7 @@ DUMP, FACTS, STACKS = "flight_recorder_rank_", "facts_rank_", "stacks_rank_"
 #: The version of the form of facts.
 VERSION = 1
 
+_PACKAGE = __name__.partition(".")[0]
 _LINE_OF_STACK = re.compile(r'File "([^"\n]+)"')
 #: Frames of a traceback, and characters of a text, that are kept.
 _FRAMES = 100
@@ -107,6 +109,7 @@ def write_part(
         "has_ended": ended,
         "has_left": ended and error is None,
         "death": death or None,
+        "last_cell_exit": place.exit_while_idle() or None,
         "recorded": recorded,
         "rendezvous": None if ended else _making(place.address),
         "exception": _exception(error, ended),
@@ -150,9 +153,21 @@ def _write_stacks(path: Path) -> None:
 
 
 def _name_of(file: str) -> str:
-    """Return ``cell 7`` for the file of a cell, and other files as they are."""
+    """Return ``cell 7`` for the file of a cell, and other files as they are.
+
+    Those of this package, where it is no installed one, as ``rankscope/engines/…``: no
+    reader takes them for the user's.
+    """
     cell = recorder.name_source((file, 1, "")).partition(" line ")[0]
-    return cell if cell.startswith("cell ") else file
+    if cell.startswith("cell "):
+        return cell
+    # The packages of a checkout are mapped from folders of other names.
+    for name, module in [] if is_installed(file) else list(sys.modules.items()):
+        if name.partition(".")[0] == _PACKAGE and name.count(".") < 2:
+            for folder in getattr(module, "__path__", ()):
+                if file.startswith(f"{folder}/"):
+                    return f"{name.replace('.', '/')}{file[len(folder) :]}"
+    return file
 
 
 def _write_records(folder: Path, mine: Mapping[str, Any], failed: bool) -> None:

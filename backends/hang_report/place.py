@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from ..groups.world import world
@@ -21,6 +22,8 @@ class Place:
         self._size: int | None = None
         #: What the ranks of the job have in common; empty: the environment tells.
         self.job = ""
+        #: Returns how the last cell of an engine ended; empty while one runs.
+        self.exit_while_idle: Callable[[], str] = lambda: ""
 
     def tell(self, rank: int, size: int, init_method: str | None = None) -> None:
         """Note the arguments of `init_process_group`; -1: the environment tells."""

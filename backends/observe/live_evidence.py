@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
+from ..groups.inquiry import IN_NO_CELL
 from ..groups.key import GroupKey
 from ..work.op_type import spec_of
 from .evidence import (
@@ -32,7 +33,6 @@ _UNEXPLAINED = (
     "its process is stopped or holds the GIL, e.g. inside a CUDA call, or its host is "
     "out of reach"
 )
-_IN_NO_CELL = "runs no cell"
 
 
 def live_evidence(
@@ -97,7 +97,7 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
         exception_line=SourceLine.of(view.exception_line),
         death=view.death,
         silence=silence,
-        last_cell_exit=view.last_cell_exit or _IN_NO_CELL,
+        last_cell_exit=view.last_cell_exit or IN_NO_CELL,
         failed_in=failed_in,
         process=view.process or None,
         read_ns=view.now_ns,

@@ -229,8 +229,11 @@ class Texts:
 
 
 def _one_place(found: list[RankEvidence]) -> list[RankEvidence]:
-    """Return `found` with one place of each rank, the first: a line and its call."""
-    placed: set[int] = set()
+    """Return `found` with one place of each rank, the first: a line and its call.
+
+    A rank that runs no cell has none: its stack is that of the engine.
+    """
+    placed = {one.rank for one in found if one.last_cell_exit}
     kept = []
     for one in found:
         if one.location is not None and one.rank in placed:

@@ -22,6 +22,10 @@ _INSTALLED = re.compile(
     r"/(?:lib(?:64)?/python\d[^/]*/)?(?:site|dist)-packages/"
     r"|/lib(?:64)?/python\d[^/]*/|^<frozen |^<string>"
 )
+#: Files of Python itself, and of this package.
+_NOBODYS = re.compile(
+    r"/lib(?:64)?/python\d[^/]*/(?!(?:site|dist)-packages/)|^<frozen |(?:^|/)rankscope/"
+)
 #: Packages that py-spy shows without the folder that they are installed in.
 _LIBRARIES = frozenset(
     (
@@ -62,7 +66,7 @@ class Frame(NamedTuple):
             return not is_library(file)
         # py-spy shows a path from the package on; a script may be called `queue.py`.
         top = file.partition("/")[0].removesuffix(".py")
-        if self.function == "<module>" and self.outermost:
+        if self.function == "<module>" and self.outermost and "/" not in file:
             return True
         return top not in _LIBRARIES and top not in sys.stdlib_module_names
 
@@ -71,7 +75,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
     """Return the user's innermost line, and what it called: ``wait of threading.py``.
 
     `frames` begin with the innermost. The line has those that called its function.
-    Without a frame of the user's own code, it is the innermost one of any code.
+    Without a frame of the user's own code, it is the innermost one of a library, which
+    is neither Python's nor Rankscope's.
     """
     files = [one.file.replace("\\", "/") for one in frames]
     own = [place for place, file in enumerate(files) if _OWN.search(file)]
@@ -84,10 +89,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
             further = () if frame.function == "<module>" else frames[place + 1 :]
             outer = [SourceLine(*one[:3]) for one in further if one.is_users]
             return SourceLine(*frame[:3], tuple(outer[:MOST_CALLERS])), called
-    if not frames:
-        return None, None
-    first = frames[0]
-    return SourceLine(first.file, first.line, first.function), None
+    first = next((one for one in frames if not _NOBODYS.search(one.file)), None)
+    return first and SourceLine(*first[:3]), None
 
 
 def library_name(file: str) -> str:

@@ -129,13 +129,13 @@ class Agent:
         ).write
         controller = urlsplit(private.controller_address(kernel)).netloc
         self._publisher = StatusPublisher(kernel, self._summary)
-        self._hang_reports = HangReports(
-            kernel, controller, self._publisher.publish_last
-        )
         # Threads that are here before any cell are those of ipykernel.
         known = sys._current_frames()
         # The last op of a cell may be younger than the last reading of torch.
         self.cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
+        self._hang_reports = HangReports(
+            kernel, controller, self._publisher.publish_last, self.cells.exit_while_idle
+        )
         source = self.cells.source
         stacks = ThreadStacks(source.name_of, lambda: self.cells.running, known)
         self._handlers = requests.handlers_of(

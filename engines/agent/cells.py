@@ -14,7 +14,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from rankscope.backends.errors import DistAbortedError, DistError
-from rankscope.backends.groups.inquiry import AT_ITS_END, LONGEST_TEXT, Place
+from rankscope.backends.groups.inquiry import (
+    AT_ITS_END,
+    IN_NO_CELL,
+    LONGEST_TEXT,
+    Place,
+)
 from rankscope.backends.groups.world import world
 from rankscope.backends.printable import printable
 from rankscope.backends.torch_watch.errors import explain, settle
@@ -90,6 +95,10 @@ class Cells:
         """Return number and begin of the running cell; ``None`` where none runs."""
         began = self.began
         return None if began is None else (self.number, began)
+
+    def exit_while_idle(self) -> str:
+        """Return how the last cell ended; empty while one runs."""
+        return "" if self.running else self.last_exit or IN_NO_CELL
 
     def place(self) -> Place:
         """Return where the main thread is, for a rank that asks why its op waits."""

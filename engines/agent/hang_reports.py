@@ -25,14 +25,22 @@ class HangReports:
     """Begins when this engine is a rank, and goes on whichever rank it becomes.
 
     `cluster` is what the engines of one cluster have in common, and no others;
-    ``on_crash()`` is called when a library is about to end this process.
+    ``on_crash()`` is called when a library is about to end this process, and
+    ``exit_while_idle()`` returns how the last cell ended, empty while one runs.
     """
 
-    def __init__(self, kernel: Any, cluster: str, on_crash: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        cluster: str,
+        on_crash: Callable[[], None],
+        exit_while_idle: Callable[[], str],
+    ) -> None:
         self._on_crash = on_crash
         self._kernel = kernel
         self._place = Place()
         self._place.job = f"cluster {cluster}"
+        self._place.exit_while_idle = exit_while_idle
         self._reporter: Reporter | None = None
 
     def assign(self, rank: int, world_size: int) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends.hang_report.part import as_it_waited, write_part
+from rankscope.backends.hang_report import part
+from rankscope.backends.hang_report.part import _name_of, as_it_waited, write_part
 from rankscope.backends.hang_report.place import Place
 from rankscope.backends.post_mortem.report import examine
+from rankscope.backends.post_mortem.user_frames import Frame, position
 
 
 def record(number: int, state: str, **more: Any) -> dict[str, Any]:
@@ -73,6 +75,25 @@ def test_an_exception_is_read_again(tmp_path: Path) -> None:
 def test_a_rank_that_has_left(tmp_path: Path) -> None:
     write_part(tmp_path, 0, Place(), ended=True, dump=no_group)
     assert examine([tmp_path]).evidence.ranks[0].has_left
+
+
+def test_a_rank_that_runs_no_cell_is_at_no_line(tmp_path: Path) -> None:
+    place = Place()
+    place.exit_while_idle = lambda: "left cell 7 with KeyError at line 4"
+    write_part(tmp_path, 1, place, dump=no_group)
+    assert (tmp_path / "stacks_rank_1.txt").stat().st_size
+    one = examine([tmp_path]).evidence.ranks[1]
+    assert (one.location, one.called) == (None, None)
+    assert one.last_cell_exit == "left cell 7 with KeyError at line 4"
+
+
+def test_a_file_of_the_package_has_the_name_of_one() -> None:
+    name = "rankscope/backends/hang_report/part.py"
+    assert name in _name_of(part.__file__)
+    assert _name_of(__file__) == __file__
+    stack = [Frame("/usr/lib/python3.12/selectors.py", 468, "select")]
+    stack += [Frame(name, 114, "main"), Frame(name, 409, "<module>", outermost=True)]
+    assert position(stack) == (None, None)
 
 
 def test_the_place_of_a_rank_is_read_from_its_stacks(tmp_path: Path) -> None:
