@@ -9,6 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Cluster, Job, StallWatch
+from rankscope.engines.cluster.spans import Spans, spans_if_installed
 
 if TYPE_CHECKING:
     from rankscope.engines.cluster.metrics import MetricsServer
@@ -32,6 +33,7 @@ class Session:
         #: Whether a cell that hangs shows why below itself.
         self.in_cells = True
         self._watch: StallWatch | None = None
+        self._spans: Spans | None = None
         self._metrics: MetricsServer | None = None
         self._verdicts: Sequence[Verdict] = ()
 
@@ -65,11 +67,14 @@ class Session:
         self._verdicts = ()
         board, self._board = self._board, None
         watch, self._watch = self._watch, None
+        spans, self._spans = self._spans, None
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             metrics.close()
         if watch is not None:
             watch.close()
+        if spans is not None:
+            spans.close()
         if board is not None:
             self._pinned = board.pinned
             board.close()
@@ -91,6 +96,7 @@ class Session:
     def watch(self) -> None:
         """Diagnose ops that are in flight for long, from now on."""
         if self._watch is None and self._cluster is not None:
+            self._spans = spans_if_installed(self._cluster)
             self._watch = StallWatch(self._cluster, self._tell)
 
     def serve_metrics(self, port: int) -> str:
@@ -107,6 +113,8 @@ class Session:
 
     def _tell(self, verdicts: Sequence[Verdict]) -> None:
         self._verdicts = verdicts
+        if self._spans is not None:
+            self._spans.note_verdicts(verdicts)
         if self._board is not None:
             self._board.show_verdicts(verdicts)
 

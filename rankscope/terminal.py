@@ -163,8 +163,9 @@ def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
         install = pip_install(with_extra("metrics"))
         raise ClusterError(f"they are written by prometheus_client: {install}")
     from rankscope.engines.cluster.metrics import MetricsServer
+    from rankscope.engines.cluster.spans import spans_if_installed
 
-    server = MetricsServer(cluster, values.port)
+    server = MetricsServer(cluster, values.port, spans_if_installed(cluster))
     try:
         # In the log of a script, too.
         say(

@@ -18,7 +18,7 @@ from rankscope import attach, terminal
 from rankscope.__main__ import main
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import ClusterError
-from rankscope.engines.cluster import cluster_file, metrics
+from rankscope.engines.cluster import cluster_file, metrics, spans
 from rankscope.engines.cluster.cluster_file import ClusterFile
 from rankscope.engines.wire.job_file import JobFile
 from rankscope.terminal import COMMANDS, Running
@@ -185,7 +185,7 @@ def test_metrics_are_served_until_the_end(
     class Server:
         address = "http://127.0.0.1:9464/metrics"
 
-        def __init__(self, cluster: Attached, port: int) -> None:
+        def __init__(self, cluster: Attached, port: int, spans: None) -> None:
             served.append(port)
             cluster.closed = True
 
@@ -198,6 +198,7 @@ def test_metrics_are_served_until_the_end(
 
     monkeypatch.setattr(Running, "attach", attach)
     monkeypatch.setattr(metrics, "MetricsServer", Server)
+    monkeypatch.setattr(spans, "spans_if_installed", lambda cluster: None)
     assert main(["metrics", "aa1", "-p", "0"]) == 0
     assert served == [0, "closed", "detached"]
     out = capsys.readouterr().out

@@ -29,6 +29,7 @@ from ..errors import ClusterError
 from ..status import ClusterStatus, GroupStatus, RankStatus, Summary
 from .diagnosing import STATUS_INTERVAL, Diagnosable, StallWatch
 from .lateness import Recorded, take
+from .spans import Spans
 
 __all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
 
@@ -134,16 +135,23 @@ class ClusterCollector(Collector):
 class MetricsServer:
     """Serves the metrics of `cluster` at a port of this host, until `close`.
 
-    Raises `OSError` if the port is taken.
+    `spans` hear of the hangs, and end with it. Raises `OSError` if the port is taken.
     """
 
-    def __init__(self, cluster: Scraped, port: int) -> None:
+    def __init__(self, cluster: Scraped, port: int, spans: Spans | None = None) -> None:
         events, registry = Events(), CollectorRegistry()
         registry.register(ClusterCollector(cluster, events))
         self._server, self._thread = start_http_server(port, ADDRESS, registry)
         #: The port, which the system has chosen if it was to be 0.
         self.port = int(self._server.server_address[1])
-        self._watch = StallWatch(cluster, events.note_verdicts, tells=False)
+        self._spans = spans
+
+        def note(verdicts: Sequence[Verdict]) -> None:
+            events.note_verdicts(verdicts)
+            if spans is not None:
+                spans.note_verdicts(verdicts)
+
+        self._watch = StallWatch(cluster, note, tells=False)
         self._cancel = cluster.subscribe(events.note_status)
         cluster.follow(STATUS_INTERVAL)
 
@@ -156,6 +164,8 @@ class MetricsServer:
         """Serve no more."""
         self._watch.close()
         self._cancel()
+        if self._spans is not None:
+            self._spans.close()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

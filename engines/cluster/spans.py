@@ -1,0 +1,166 @@
+"""Spans: a span for each hang and each abort, by OpenTelemetry's API.
+
+Where they go is what the SDK of the program is told; without an SDK they go nowhere.
+They are made on a thread of their own, since an exporter may take its time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from rankscope import __version__
+from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.observe.verdicts import Verdict
+
+from ..status import ClusterStatus, Summary
+
+__all__ = ["Spans", "spans_if_installed"]
+
+#: Seconds that the end waits for an exporter.
+_END_WAIT = 2.0
+
+
+class Observed(Protocol):
+    """The calls of a cluster that are needed here."""
+
+    def glance(self) -> ClusterStatus:
+        """Return the last known status: it has since when ranks wait."""
+
+    def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
+        """Call ``callback(rank, summary)`` on each change."""
+
+
+class Spans:
+    """Makes spans of what a `StallWatch` and the summaries of ranks tell.
+
+    ``rankscope.stall`` lasts from the entry of the first rank into an op that hangs to
+    its end, ``rankscope.abort`` from the abort of a group to its rebuild; both to
+    `close` at the latest. Their attributes are ``rankscope.group``, ``.ranks``, those
+    at fault or those of the aborted group, ``.verdict``, the sentence or the reason of
+    the abort, and of a stall ``.op``, ``.seq``, ``.fault``, ``.waiting``, ``.line``.
+
+    `tracer` is one of OpenTelemetry.
+    """
+
+    def __init__(self, cluster: Observed, tracer: Any) -> None:
+        self._cluster, self._tracer = cluster, tracer
+        # Op that hangs → its span.
+        self._stalls: dict[tuple[GroupKey, int], Any] = {}
+        # Group → its newest generation, and the span of its abort.
+        self._aborts: dict[GroupKey, tuple[int, Any]] = {}
+        # What each rank has reported last.
+        self._told: dict[tuple[int, GroupKey], tuple[int, str]] = {}
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, name="rankscope-spans", daemon=True
+        )
+        self._thread.start()
+        self._cancel = cluster.subscribe(self.note_status)
+
+    def note_status(self, rank: int, summary: Summary) -> None:
+        """Take in what a rank reports."""
+        for one in summary.groups:
+            # Each rank reports many times a second.
+            now = one.generation, one.state
+            if self._told.get((rank, one.key)) != now:
+                self._told[rank, one.key] = now
+                reason = one.reason or ""
+                self._todo.put(
+                    partial(self._abort, one.key, *now, reason, time.time_ns())
+                )
+
+    def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Take in the verdicts that hold now."""
+        status = self._cluster.glance()
+        self._todo.put(partial(self._stall, [*verdicts], status, time.time_ns()))
+
+    def close(self) -> None:
+        """End all spans, and wait for a slow exporter for `_END_WAIT` seconds."""
+        self._cancel()
+        self._todo.put(None)
+        self._thread.join(_END_WAIT)
+
+    def _run(self) -> None:
+        while (step := self._todo.get()) is not None:
+            step()
+        for span in self._stalls.values():
+            span.end()
+        for _, span in self._aborts.values():
+            if span is not None:
+                span.end()
+
+    def _stall(
+        self, verdicts: Sequence[Verdict], status: ClusterStatus, at: int
+    ) -> None:
+        hung = {(one.group, one.seq): one for one in verdicts}
+        for op in [one for one in self._stalls if one not in hung]:
+            self._stalls.pop(op).end(at)
+        for op, one in hung.items():
+            span = self._stalls.get(op)
+            if span is None:
+                span = self._stalls[op] = self._tracer.start_span(
+                    "rankscope.stall", start_time=at - _age(one, status)
+                )
+            # A verdict may become another one while the op hangs.
+            span.set_attributes(
+                {
+                    "rankscope.group": one.group.name,
+                    "rankscope.ranks": one.culprits,
+                    "rankscope.waiting": one.waiting,
+                    "rankscope.op": one.op,
+                    "rankscope.seq": one.seq,
+                    "rankscope.fault": one.fault.value,
+                    "rankscope.verdict": str(one),
+                    "rankscope.line": one.line,
+                }
+            )
+
+    def _abort(
+        self, key: GroupKey, generation: int, state: str, reason: str, at: int
+    ) -> None:
+        newest, span = self._aborts.get(key, (-1, None))
+        if generation > newest and span is not None:
+            # It is rebuilt.
+            span.end(at)
+            span = None
+        if generation < newest or span is not None:
+            return
+        if state == "aborted":
+            span = self._tracer.start_span(
+                "rankscope.abort",
+                start_time=at,
+                attributes={
+                    "rankscope.group": key.name,
+                    "rankscope.ranks": key.ranks,
+                    "rankscope.verdict": reason,
+                },
+            )
+        self._aborts[key] = generation, span
+
+
+def spans_if_installed(cluster: Observed) -> Spans | None:
+    """Return `Spans` where OpenTelemetry's API is installed."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return Spans(cluster, trace.get_tracer("rankscope", __version__))
+
+
+def _age(verdict: Verdict, status: ClusterStatus) -> int:
+    """Return for how many ns the first of its ranks is in the op that hangs."""
+    ages = [
+        one.oldest.elapsed
+        for rank in status.ranks
+        for one in rank.groups
+        if one.key == verdict.group
+        and one.oldest is not None
+        and one.oldest.seq == verdict.seq
+        and one.oldest.elapsed is not None
+    ]
+    return int(max(ages, default=0.0) * 1e9)
