@@ -94,10 +94,17 @@ class Group:
         hangs = [one for one in verdicts if one.fault is not Fault.RANK_DEAD]
         if hangs:
             self.hang = (hangs[0], self.generation)
-        elif self.hang is not None and not self.aborted:
-            ended = self.generation == self.hang[1]
-            if ended or any("op" in row for row in self.base.values()):
+        elif self.hang is not None:
+            same = self.generation == self.hang[1]
+            rows = self.base.values()
+            gone = {row["generation"] for row in rows if row["state"] == "aborted"}
+            if not gone:
                 # The op has ended after all, or there was another.
+                over = same or any("op" in row for row in rows)
+            else:
+                # The group has ended once more since.
+                over = not same and self.generation in gone
+            if over:
                 self.hang = None
 
     @property

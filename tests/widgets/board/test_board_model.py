@@ -21,6 +21,7 @@ from rankscope.widgets.board.model import BoardModel, Message
 from rankscope.widgets.board.text import board_text
 from tests.widgets import simulated
 from tests.widgets.statuses import cluster, group, op, rank
+from tests.widgets.untrusted import words
 
 #: A group that was rebuilt, and has had no op since.
 FRESH = group(generation=1, completed=None, started=None, enqueued=None)
@@ -579,6 +580,25 @@ class TestBanner:
         found.delta()
         assert found.banner().last == ""
 
+    def test_a_later_end_of_the_group_is_not_told_as_that_hang(self) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        found = model(*status.ranks)
+        found.show_verdicts(verdicts)
+        found.delta()
+        old = group(state="aborted", reason="enough")
+        # Ranks are rebuilt one after the other.
+        for ready in (0, 1, 4):
+            ranks = [rank(n, FRESH if n < ready else old) for n in range(4)]
+            found.update(cluster(*ranks), 101.0)
+            found.delta()
+        assert found.banner().last
+        gone = replace(FRESH, state="aborted", reason="rank 1 was killed")
+        dead = rank(1, gone, state="dead", reason="rank 1 was killed")
+        found.update(cluster(rank(0, gone), dead), 102.0)
+        found.delta()
+        assert not any("verdict" in row for row in found.groups[0].rows().values())
+        assert not found.tabs()[0]["verdict"]
+
     def test_a_later_hang_of_another_group_takes_its_place(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         rows = [
@@ -957,6 +977,9 @@ class TestPicture:
         assert "rank 0 waits for rank 1 in recv #1 of group pp" in banner["picture"]
         assert banner["picture"] in board_html(found, "14:03:12", "name")
         assert banner["picture"] in hang_html("Deadlock", "name", banner["picture"])
+        # Its words alone say nothing.
+        assert "waits for whom" not in words(board_html(found, "14:03:12", "name"))
+        assert words(hang_html("Deadlock", "name", banner["picture"])) == "Deadlock"
 
     def test_it_keeps_the_culprits_of_many(self) -> None:
         status, verdicts = simulated.hang(256, 200)

@@ -188,7 +188,8 @@ function drawMissing(view, look, pen, first, last) {
       const inOther = lane.works.some(
         (work) => endOf(work, now) > missing.since && work[W.created] < until,
       );
-      if (view.pitch >= 12 && !inOther) {
+      const dead = view.store.head.dead?.includes(lane.rank); // which stands there, too
+      if (view.pitch >= 12 && !inOther && !dead) {
         pen.fillStyle = look.bad;
         const text = `not in ${missing.op} #${missing.seq}`;
         pen.fillText(clip(pen, text, right - x - 8), x + 5, place * view.pitch + view.pitch / 2 + 0.5);
