@@ -9,7 +9,7 @@ from typing import Any
 from rankscope.engines import BenchResult, BenchRow
 
 from .bench_plot import Series, colour, marker, plot
-from .tables import aligned
+from .tables import aligned, trusted_html
 from .units import bandwidth_text, bytes_text, duration_text
 
 __all__ = ["BenchReport"]
@@ -123,10 +123,11 @@ def _html(result: BenchResult) -> str:
     title = f"<b>{escape(result[0].op)}</b>"
     rest = _title(result).removeprefix(result[0].op)
     quiet = f'<span class="quiet">{escape(rest)}</span>'
+    plots = _time_plot(result, backends) + _bandwidth_plot(result, backends)
+    shown = trusted_html(f'<div class="plots">{plots}</div>')
     return (
         f'<div class="rankscope-bench">{_STYLE}<p>{title}{quiet}{keys}</p>'
-        f'<div class="plots">{_time_plot(result, backends)}'
-        f"{_bandwidth_plot(result, backends)}</div>{_table(result)}</div>"
+        f"{shown}{_table(result)}</div>"
     )
 
 

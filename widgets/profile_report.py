@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rankscope.engines.cluster.profiling import (
 from rankscope.engines.errors import group_by_message
 
 from .flame_graph import UNEVEN, Box, flame_graph
-from .tables import aligned
+from .tables import aligned, trusted_html
 
 __all__ = ["ProfileReport"]
 
@@ -124,7 +125,8 @@ class ProfileReport:
                 box.inside("idle", "no cell runs", "idle").seconds[place] += seconds
         _join_single_lines(root)
         notes, seconds = self._silent()[1:], self.profile.seconds
-        return flame_graph(self._title(), root, ranks, seconds, notes)
+        graph = flame_graph(self._title(), root, ranks, seconds, notes)
+        return trusted_html(graph, f"<pre>{escape(repr(self))}</pre>")
 
 
 def _line_and_call(frames: Sequence[Frame]) -> tuple[str, str]:

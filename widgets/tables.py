@@ -19,6 +19,7 @@ __all__ = [
     "paragraph_html",
     "table_html",
     "title_html",
+    "trusted_html",
     "widths_of",
     "with_widths",
 ]
@@ -153,6 +154,26 @@ def fold_html(title: str, html: str, opens: bool) -> str:
     """Return a part that opens and closes, also where a page is not trusted."""
     summary = f'<summary style="cursor:pointer;margin:.2em 0">{title}</summary>'
     return f"<details{' open' if opens else ''}>{summary}{html}</details>"
+
+
+def trusted_html(html: str, otherwise: str = "") -> str:
+    """Return `html` where a page is trusted, and else `otherwise`.
+
+    Another page drops scripts, style sheets and the marks of an SVG, and leaves their
+    words; it keeps what is hidden, if the attribute has a value.
+    """
+    if not html:
+        return ""
+    return (
+        f'<div class="rankscope-trusted" hidden="hidden">{_TRUSTED}{html}</div>'
+        f'<div class="rankscope-plain">{otherwise}</div>'
+    )
+
+
+_TRUSTED = (
+    "<style>.rankscope-trusted[hidden] { display: block !important; }"
+    " .rankscope-trusted + .rankscope-plain { display: none; }</style>"
+)
 
 
 def title_html(title: str, facts: Sequence[str] = (), is_error: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Displays that differ between ranks: one output with a tab for each rank.
 
 Plain HTML, which a saved notebook keeps: the tabs are radio buttons. A page that is not
-trusted loses the style, and shows all panels below each other, with their ranks.
+trusted loses the style, hides the buttons, and shows all panels with their ranks.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def tabs(panels: Sequence[Panel]) -> dict[str, str]:
     for place, (ranks, bundles) in enumerate(panels):
         label = name_ranks(ranks) if len(panels) <= _NAMED else format_ranks(ranks)
         inputs.append(
-            f'<input type="radio" name="{name}" id="{name}-{place}"'
+            f'<input hidden="hidden" type="radio" name="{name}" id="{name}-{place}"'
             f'{"" if place else " checked"} aria-label="{name_ranks(ranks)}">'
-            f'<label for="{name}-{place}">{label}</label>'
+            f'<label hidden="hidden" for="{name}-{place}">{label}</label>'
         )
         content = "".join(map(_content, bundles))
         shown.append(
@@ -99,6 +99,7 @@ def _joined(value: Any) -> str:
 
 _STYLE = """
 .rankscope-tabs { display: flex; flex-wrap: wrap; row-gap: .2em; margin-top: .4em; }
+.rankscope-tabs > :is(input, label)[hidden] { display: inline-block !important; }
 .rankscope-tabs > input { position: absolute; opacity: 0; pointer-events: none; }
 .rankscope-tabs > label {
   order: 1; padding: .15em .8em; cursor: pointer; opacity: .8;

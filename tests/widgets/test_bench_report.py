@@ -11,6 +11,7 @@ import pytest
 
 from rankscope.engines import BenchRow
 from rankscope.widgets import BenchReport
+from tests.widgets.untrusted import words
 
 
 def row(backend: str = "tcp", size: int = 1024, **changes: object) -> BenchRow:
@@ -128,3 +129,10 @@ def test_names_are_text() -> None:
     shown = html(BenchReport([row("<script>x</script>")]))
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
+
+
+def test_a_page_that_is_not_trusted_has_the_table_alone() -> None:
+    shown = words(html(REPORT))
+    assert shown.startswith("all_reduce · ")
+    assert "bus bandwidth" not in shown
+    assert "#wrong" in shown

@@ -22,6 +22,7 @@ from rankscope.engines import Profile, RankStacks
 from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.stack_text import stack_text
+from tests.widgets.untrusted import words
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -118,6 +119,11 @@ def test_text_of_cells_is_escaped() -> None:
     html = _html(Profile({0: Sampled(1.0, 100, [(_main(evil), 1.0)])}))
     assert "<b>&" not in html
     assert html.count("</script>") == 1
+
+
+def test_a_page_that_is_not_trusted_has_the_table() -> None:
+    report = ProfileReport(_profile())
+    assert words(report.html()) == " ".join(repr(report).split())
 
 
 def test_a_picture_of_many_stacks_stays_small() -> None:

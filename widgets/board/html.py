@@ -13,6 +13,7 @@ from ..tables import (
     paragraph_html,
     table_html,
     title_html,
+    trusted_html,
 )
 from .arrange import View, arrange
 from .columns import COLUMNS, shown_item
@@ -45,7 +46,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     parts = [
         paragraph_html(title_html(title, [*facts, f"as of {when}"])),
         paragraph_html(f"{said} {sentences}"),
-        in_fold(banner.picture, banner.opens),
+        trusted_html(in_fold(banner.picture, banner.opens)),
     ]
     if head.get("state") == "running":
         parts.append(paragraph_html(_about_picture(banner.mood), quiet=True))
@@ -56,7 +57,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
 def hang_html(text: str, name: str, picture: str = "", opens: bool = False) -> str:
     """Return why a cell hangs; a bar of the board `name` takes the place of `text`."""
     about = f'<div class="{escape(name)}-hang"><p>{escape(text)}</p></div>'
-    return f"{about}{in_fold(picture, opens)}"
+    return f"{about}{trusted_html(in_fold(picture, opens))}"
 
 
 def _about_picture(mood: str) -> str:

@@ -13,6 +13,7 @@ from rankscope.magics.output.deduplicate import Item
 from rankscope.magics.output.parse import Bundle, OutputParser
 from rankscope.magics.output.tabs import can_be_in_tab, tabs
 from tests.magics.output.test_render import line, renderer_on
+from tests.widgets.untrusted import words
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -40,6 +41,11 @@ def test_displays_that_differ_are_tabs_of_one_output() -> None:
     assert re.findall(r">(ranks? [\d–]+)</label>", data["text/html"]) == [
         "ranks 0–1", "rank 2", "rank 3",
     ]  # fmt: skip
+
+
+def test_a_page_that_is_not_trusted_shows_all_panels_and_no_buttons() -> None:
+    bundle = tabs([((0, 1), [html("a")]), ((2,), [html("b")])])
+    assert words(bundle["text/html"]) == "ranks 0–1 a rank 2 b"
 
 
 def test_what_one_rank_shows_stays_together_and_in_order() -> None:
