@@ -304,15 +304,16 @@ def _is_ours(frame: str) -> bool:
 
 def brief_lines(errors: Iterable[Sequence[RankError]]) -> list[str]:
     """Return a line on ranks that failed alike; the error of the cell says all."""
-    lines = []
+    told: dict[str, list[int]] = {}
     for alike in errors:
         first = alike[0]
         what = "op aborted" if first.is_abort_echo else first.ename
         if not first.ename.startswith("Dist"):
             said = impersonal(first.rank, _one_line(first.evalue))
             what = ": ".join(filter(None, [what, _shorten(said)]))
-        ranks = name_ranks(error.rank for error in alike)
-        lines.append(f"{ranks}: {what}{place_of(first)}")
+        ranks = told.setdefault(f"{what}{place_of(first)}", [])
+        ranks += [error.rank for error in alike]
+    lines = [f"{name_ranks(sorted(ranks))}: {what}" for what, ranks in told.items()]
     return _shortened(lines, "errors")
 
 
@@ -392,6 +393,7 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
         place = place_of(first).removeprefix(" at ")
         where = "" if place and place in message else _at(first)
         parts.append(f"{ranks}: {text}{where}")
+    parts = _shortened(parts, "errors")
     echoes = [error.rank for error in failures if error.is_abort_echo]
     if echoes:
         parts.append(f"{name_ranks(echoes)}: op aborted")

@@ -340,6 +340,15 @@ def test_an_error_has_six_lines_at_most_which_end_between_words() -> None:
     assert lines[-1] == "Next: this"
 
 
+def test_of_many_errors_the_first_are_told() -> None:
+    errors = [error(rank, f"E{rank}") for rank in range(5)]
+    errors.append(error(5, "DistAbortedError"))
+    assert summary_of(errors) == (
+        "rank 0: E0: bad at cell 7 line 3; rank 1: E1: bad at cell 7 line 3; "
+        "and 3 more errors; rank 5: op aborted"
+    )
+
+
 def test_an_endless_message_is_cut_and_no_command_in_another() -> None:
     assert len(summary_of([error(0, evalue="x" * 1000)])) < 600
     remedy = f"{'a long story, ' * 20}: pip install 'rankscope[cuda13]'"
@@ -349,6 +358,9 @@ def test_an_endless_message_is_cut_and_no_command_in_another() -> None:
 def test_aborted_ranks_are_one_line() -> None:
     errors = [error(rank, "DistAbortedError") for rank in (0, 1)]
     assert brief_lines([errors]) == ["ranks 0–1: op aborted at cell 7 line 3"]
+    # They have the message in other words.
+    one, other = errors
+    assert brief_lines([[one], [other]]) == brief_lines([errors])
     others = [[error(rank, f"E{rank}")] for rank in range(2, 40)]
     assert brief_lines([errors, *others])[1:] == [
         "rank 2: E2: bad at cell 7 line 3",
