@@ -290,6 +290,10 @@ class Lateness:
             for (op, line), ops in moments.items()
             if (finding := _first_finding(ops, counts, group.key, op, line, clocks))
         ]
+        if self._ended:
+            # On a loaded machine the order in which ranks leave one op and enter the
+            # next, right after it, is the algorithm's: no link need be slow.
+            found = [one for one in found if one.pattern is not Pattern.LEAVES_LATE]
         kept = _without_pauses([one for ops in moments.values() for one in ops])
         ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
         return GroupLateness(group.key, ranks, tuple(found))

@@ -291,6 +291,8 @@ class TestNotBlamed:
         (found,) = _found(run.steps(61, lambda n, rank: 1.0))
         assert (found.pattern, found.ranks) == (Pattern.LEAVES_LATE, (1,))
         assert "after leaving the one before late" in str(found)
+        # Of what is over nobody can look whether the link was slow, or the machine.
+        assert not _found(run, ended=True)
 
     def test_an_op_that_one_side_of_leaves_early_says_nothing(self) -> None:
         run = Run(heavy=0.1)
