@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from ...groups.key import GroupKey
@@ -233,8 +234,10 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
     if wait.other is None and set(cause.culprits).isdisjoint(wait.group.ranks):
         where = whereabouts(cause.culprits, picture, names, wait)
         ended = sorted({*wait.absent, *wait.unknown})
-        text = f"{who}: {where}" if where else f"{who} is named by errors"
-        text = f"{text}; {waiting} in {names.wait(wait)} for {some(ended)}"
+        # Of several in different places, each is named there.
+        told = re.sub("^(it|they) ", f"{who} ", where) if where else ""
+        text = f"{waiting} in {names.wait(wait)} for {some(ended)}"
+        text = f"{told}; {text}" if told else text
         return f"{text}, whose error names {who}"
     if wait.other is not None:
         own = names.op(wait.other, wait.group)

@@ -553,7 +553,7 @@ def test_a_rank_that_has_left_ended_the_one_for_whom_others_wait() -> None:
             assert found.consequences == (waits,)
         else:
             assert found.text == (
-                f"rank 0: it has left the program; {waits}, whose error names rank 0"
+                f"rank 0 has left the program; {waits}, whose error names rank 0"
             )
 
 

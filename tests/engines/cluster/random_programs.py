@@ -48,19 +48,22 @@ GROUPS: Mapping[str, tuple[int, ...]] = {
     "column1": (1, 3),
     "three": (0, 1, 2),
 }
+_MADE = "\n".join(
+    f"groups[{name!r}] = dist.new_group({list(ranks)}, group_desc={name!r})"
+    for name, ranks in GROUPS.items()
+    if name != "world"
+)
 #: Makes the groups on each rank, and what the statements of the programs name.
-SETUP = "\n".join(
-    [
-        "import os, signal, time, numpy as np, rankscope as dist",
-        "groups = {'world': None}",
-        *(
-            f"groups[{name!r}] = dist.new_group({list(ranks)}, group_desc={name!r})"
-            for name, ranks in GROUPS.items()
-            if name != "world"
-        ),
-        "def array(elements, dtype): return np.ones(elements, dtype)",
-        "def many(n, *of): return [array(*of) for _ in range(n)]",
-    ]
+SETUP = f"""import os, signal, time, numpy as np, rankscope as dist
+groups = {{'world': None}}
+{_MADE}
+def array(elements, dtype): return np.ones(elements, dtype)
+def many(n, *of): return [array(*of) for _ in range(n)]"""
+#: The same for torch's ops.
+TORCH_SETUP = SETUP.replace(
+    "numpy as np, rankscope", "torch, torch.distributed"
+).replace(
+    "np.ones(elements, dtype)", "torch.ones(elements, dtype=getattr(torch, dtype))"
 )
 #: The same in a script, whose ops time out after three seconds, not its start.
 _MEET = f"""dist.init_process_group(timeout=30)
@@ -79,7 +82,7 @@ _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 #: Ops whose parts may differ between ranks.
 _SIZELESS = ("barrier", "all_gather_object", "all_to_all")
 #: A program may hang as long as this without a diagnosis.
-PATIENCE = 5.0
+PATIENCE = 15.0
 #: A statement that lasts until somebody ends it.
 _ASLEEP = "time.sleep(300)"
 
@@ -330,6 +333,9 @@ def make_program(seed: int, only: str = "") -> Program:
         if fault in _MISMATCHES and len(draw.op.ranks) == 2:
             # Nothing tells which of two is wrong.
             right.append(frozenset(draw.op.ranks))
+        if draw.op.kind == "ring":
+            # It sends to the one, and receives from the other.
+            right += [frozenset((draw.rank, one)) for one in draw.op.ranks]
         if fault == "order":
             right = []
         return Program(seed, fault, draw.rank, draw.op, draw.statements, tuple(right))
@@ -367,11 +373,14 @@ def judge(program: Program, outcome: Outcome) -> str:
         return "right" if program.rank in culprits else "wrong"
     if culprits in program.right:
         return "right"
+    if culprits == {0} and "rank 0 has left the program" in "".join(outcome.verdicts):
+        # A script's store is gone with it: nobody came to the fault.
+        return "ended"
     return "more" if program.rank in culprits else "wrong"
 
 
-def run(cluster: Cluster, program: Program) -> Outcome:
-    """Run a program on the ranks of a cluster that executed `SETUP`."""
+def run(cluster: Cluster, program: Program, setup: str = SETUP) -> Outcome:
+    """Run a program on the ranks of a cluster that executed `setup`."""
     execution = cluster.execute(str(program))
     outcome, deadline = Outcome(), time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not outcome.verdicts:
@@ -397,9 +406,11 @@ def run(cluster: Cluster, program: Program) -> Outcome:
     outcome.errors = {rank: str(one) for rank, one in execution.errors.items()}
     if any(not one.alive for one in cluster.status().ranks):
         cluster.restart()
-        cluster.execute(SETUP).result()
+        cluster.execute(setup).result()
     else:
         cluster.rebuild()
+        if setup is TORCH_SETUP:
+            cluster.execute(setup).result()
     return outcome
 
 
@@ -454,6 +465,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--seeds", type=int, default=20, metavar="N")
     parser.add_argument("--backend", default="", help="of the groups (the default one)")
+    parser.add_argument("--torch", default="", help="the backend of torch's ops")
     parser.add_argument("--fault", default="", choices=["", *FAULTS])
     parser.add_argument("--scripts", action="store_true", help="as scripts, in no cell")
     parser.add_argument("--show", nargs="*", default=["wrong", "none", "more"])
@@ -462,10 +474,12 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         do = run_script
         if not asked.scripts:
-            options = {"backend": asked.backend} if asked.backend else {}
+            given = {"backend": asked.backend, "torch": asked.torch}
+            options = {name: value for name, value in given.items() if value}
             cluster = stack.enter_context(Cluster.start(RANKS, **options))
-            cluster.execute(SETUP).result()
-            do = functools.partial(run, cluster)
+            setup = TORCH_SETUP if asked.torch else SETUP
+            cluster.execute(setup).result()
+            do = functools.partial(run, cluster, setup=setup)
         for seed in range(asked.first, asked.first + asked.seeds):
             program = make_program(seed, asked.fault)
             outcome = do(program)
