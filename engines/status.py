@@ -113,7 +113,8 @@ class Summary:
     #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``; empty
     #: while one runs.
     last_cell_exit: str = ""
-    #: The group, the op and the sequence number whose error ended it, if one did.
+    #: The group, the op and the sequence number whose error ended it, if one did; 0:
+    #: the op was refused before it had one.
     last_cell_op: tuple[str, str, int] | None = None
     #: Whether it failed, and none runs now.
     last_cell_failed: bool = False

@@ -75,14 +75,6 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
         place = record["group_id"], record["generation"]
         if place in known:
             found.setdefault(place, []).append((order, record))
-    failed_in = None
-    for place, ops in found.items() if view.last_cell_op else ():
-        # Not only the last one: it may have been waited for when others were issued.
-        if any(
-            view.last_cell_op == (one["group"], one["op"], sequence_number(one))
-            for _, one in ops
-        ):
-            failed_in = known[place][1]
     return RankEvidence(
         view.rank,
         {
@@ -98,10 +90,33 @@ def _of_rank(view: RankView, known: _Known) -> RankEvidence:
         death=view.death,
         silence=silence,
         last_cell_exit=view.last_cell_exit or IN_NO_CELL,
-        failed_in=failed_in,
+        failed_in=_failed_in(view, found, known),
         process=view.process or None,
         read_ns=view.now_ns,
     )
+
+
+def _failed_in(
+    view: RankView,
+    found: Mapping[tuple[str, int], Sequence[tuple[int, Record]]],
+    known: _Known,
+) -> Group | None:
+    """Return the group whose op has ended the last cell of a rank, if it is known."""
+    if view.last_cell_op is None:
+        return None
+    name, op, number = view.last_cell_op
+    if number:
+        # Not only the last one: it may have been waited for when others were issued.
+        wanted = name, op, number
+        groups = [
+            known[place][1]
+            for place, ops in found.items()
+            if any((o["group"], o["op"], sequence_number(o)) == wanted for _, o in ops)
+        ]
+    else:
+        named = (group for key, group in known.values() if key.name == name)
+        groups = [one for one in named if view.rank in one.ranks]
+    return groups[0] if len(groups) == 1 else None
 
 
 def _of_group(records: Iterable[tuple[int, Record]], key: GroupKey) -> GroupEvidence:

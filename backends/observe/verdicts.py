@@ -78,7 +78,8 @@ class RankView:
     #: The exception that ended the rank's last cell, if any:
     #: ``left cell 7 with ValueError at line 4``.
     last_cell_exit: str = ""
-    #: The group, the op and the sequence number whose error that was, if it was one's.
+    #: The group, the op and the sequence number whose error that was, if it was one's;
+    #: 0: the op was refused before it had one.
     last_cell_op: tuple[str, str, int] | None = None
     #: The exception that the main thread handles, ``ValueError: no data``, and the
     #: line that raised it; empty without one.

@@ -68,7 +68,8 @@ class Cells:
         self.began: float | None = None
         #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``.
         self.last_exit = ""
-        #: The group, the op and the sequence number whose error ended it.
+        #: The group, the op and the sequence number whose error ended it; 0: the op
+        #: was refused before it had one.
         self.last_op: tuple[str, str, int] | None = None
         self.last_failed = False
         self.source = CellSource(self._shell)
@@ -305,6 +306,6 @@ def _describe_exit(
 
 
 def _failed_op(error: BaseException | None) -> tuple[str, str, int] | None:
-    if not isinstance(error, DistError) or not error.sequence_number:
+    if not isinstance(error, DistError) or not error.group or not error.op:
         return None
-    return error.group or "", error.op or "", error.sequence_number
+    return error.group, error.op, error.sequence_number or 0

@@ -149,6 +149,12 @@ def test_the_op_whose_error_ended_a_cell_is_found_in_the_records(
     (group,) = evidence.groups
     found = [evidence.rank(rank).failed_in for rank in range(4)]
     assert found == [group, None, group, None]
+    # One that was refused has no number, and is in no record.
+    for name, failed_in in ("default", group), ("rows", None):
+        ranks[3].extra["last_cell_op"] = (name, "all_reduce", 0)
+        views = {one.rank: one.view() for one in ranks}
+        evidence = live_evidence({DEFAULT: 0}, views)
+        assert evidence.rank(3).failed_in == failed_in
 
 
 def test_a_rank_that_has_left_is_no_cause_of_an_op_that_does_not_need_it(

@@ -18,6 +18,7 @@ import functools
 import json
 import random
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines import Cluster
+from rankscope.engines import Cluster, ClusterError
 from tests.backends.hang_report.script import Script
 
 __all__ = [
@@ -154,8 +155,8 @@ class Program:
     def __str__(self) -> str:
         lines = ["works = []"]
         for rank, statements in self.statements.items():
-            lines += [f"if rank == {rank}:", *(f"    {one}" for one in statements)]
-            lines += ["    pass"]
+            body = "\n".join([*statements, "pass"])
+            lines += [f"if rank == {rank}:", textwrap.indent(body, "    ")]
         return "\n".join(lines)
 
 
@@ -236,8 +237,8 @@ def _raises(draw: _Draw) -> None:
 
 
 def _handles_an_exception(draw: _Draw) -> None:
-    draw.instead("try: raise ValueError('bad')")
-    draw.mine.insert(draw.place + 1, f"except ValueError: {_ASLEEP}")
+    handled = f"try: raise ValueError('bad')\nexcept ValueError: {_ASLEEP}"
+    draw.instead(handled)
 
 
 def _leaves(draw: _Draw) -> None:
@@ -399,7 +400,9 @@ def run(cluster: Cluster, program: Program, setup: str = SETUP) -> Outcome:
             if any(group.in_flight for group in one.groups)
         ]
     if not execution.done:
-        cluster.abort()
+        with contextlib.suppress(ClusterError):
+            # A busy host may need more than an abort waits for an answer.
+            cluster.abort()
         if not execution.wait(1):
             cluster.interrupt()
             until(lambda: execution.done, 20, f"the end of {program.seed}")
