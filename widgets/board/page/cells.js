@@ -1,6 +1,5 @@
 // The cells of the table: their texts, and what depends on what.
 
-import { isConspicuous } from "./arrange.js";
 import { elapsedText, moodClass, nameRanks, plural } from "./text.js";
 
 const LINGERS = 5; // s at one line from which on they are shown; as in columns.py
@@ -71,7 +70,7 @@ export function cellText(key, rank, cells, now) {
 /** Which ranks a fold has, if they are at fault and not too many; else how many. */
 export function foldLabel(ranks, cells) {
   const text = nameRanks(ranks);
-  return isConspicuous(cells) && text.length <= RANKS ? text : plural(ranks.length, "rank");
+  return cells.blame && text.length <= RANKS ? text : plural(ranks.length, "rank");
 }
 
 /** How long a rank has been at its line, behind the line. */

@@ -55,5 +55,7 @@ test("a fold says which ranks are at fault, and how many others it has", () => {
   const waits = { mood: "working", state: "in flight", verdict: "waits for rank 3" };
   const many = [...Array(64).keys()].filter((rank) => rank % 9);
   equal(foldLabel([3, 17], absent), "ranks 3, 17");
-  equal([foldLabel([3, 17], waits), foldLabel(many, absent)], ["2 ranks", "56 ranks"]);
+  const behind = { mood: "busy", state: "in cell 7", lag: 2 };
+  equal([waits, behind].map((cells) => foldLabel([3, 17], cells)), ["2 ranks", "2 ranks"]);
+  equal(foldLabel(many, absent), "56 ranks");
 });
