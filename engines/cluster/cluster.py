@@ -516,10 +516,15 @@ class Cluster(Ranks):
                 "controller: start engines as before, then attach again"
             )
         launched.check_controller()
-        if launched.has_lost_engines and launched.hosts is None:
+        # What it was given for mpiexec is in no file.
+        by_mpi = self.launcher == "attached" and launched.uses_mpi
+        elsewhere = not all(slot.is_here for slot in self._registry.slots)
+        if launched.hosts is None and (
+            launched.has_lost_engines or (by_mpi and elsewhere)
+        ):
             raise ClusterError(
-                "restart: the notebook that started these ranks has the connections to "
-                "their hosts: only it can start others there"
+                "restart: only the notebook that started these ranks can start others "
+                "on their hosts; %dist_shutdown --all, then %dist_init starts all anew"
             )
         preconditions.check_folder()
         if len(chosen) < self.n and self.restarts_together:

@@ -326,7 +326,9 @@ class Hosts:
         ``None``: with this process again.
         """
         for process in self._leashed():
-            process.keep(controller)
+            # Without the job there are no ranks any more, nor can there be others.
+            of_job = self.job is not None and process is self.job.salloc
+            process.keep(controller, ends=of_job)
 
     def release(self) -> None:
         """Let go of ranks that are kept, on the thread of the loop."""

@@ -4,9 +4,10 @@
 that it runs: an ssh, srun or salloc. What comes on stdin goes to the command, and what
 the command prints to stdout. Two lines are for this process:
 
-``{"keep": pid}``
+``{"keep": pid, "ends": false}``
     From now on the end of stdin is that of a notebook, and not of the ranks. The stdin
     of the command ends with the process `pid` of this host, the cluster's controller.
+    True: that ends with the command, too, once the notebook has ended.
 ``{"keep": null}``
     The command ends with stdin again, as it does in the beginning.
 """
@@ -43,7 +44,8 @@ def main() -> None:
     keeper.serve()
     code = keeper.child.wait()
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
 
@@ -57,7 +59,7 @@ class _Keeper:
         self._received = b""
         # A descriptor of the controller, once the cluster is kept.
         self._controller: int | None = None
-        self._owner_ended = False
+        self._ends_controller = self._owner_ended = False
         # When the child gets the next of these signals.
         self._next = 0.0
         self._signals = [signal.SIGTERM, signal.SIGKILL]
@@ -83,7 +85,10 @@ class _Keeper:
             if self._owner_ended and self._controller is None:
                 self._end_child()
             if self._printed in ready and not self._pass_on():
-                return
+                break
+        if self._controller is not None and self._owner_ended and self._ends_controller:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._controller, signal.SIGTERM)
 
     def _listen(self) -> None:
         """Handle what the owner has sent."""
@@ -92,20 +97,21 @@ class _Keeper:
         *lines, self._received = (self._received + chunk).split(b"\n")
         for line in lines:
             if line.startswith(KEEP):
-                self._keep(json.loads(line)["keep"])
+                self._keep(**json.loads(line))
             elif not self._stdin.closed:
                 # A child that has ended needs no message.
                 with contextlib.suppress(BrokenPipeError):
                     self._stdin.write(line + b"\n")
 
-    def _keep(self, controller: int | None) -> None:
+    def _keep(self, keep: int | None, ends: bool = False) -> None:
+        self._ends_controller = ends
         if self._controller is not None:
             os.close(self._controller)
             self._controller = None
         # Of a controller that has ended already the owner has the leash as before.
         with contextlib.suppress(ProcessLookupError):
-            if controller is not None:
-                self._controller = os.pidfd_open(controller)
+            if keep is not None:
+                self._controller = os.pidfd_open(keep)
 
     def _pass_on(self) -> bool:
         """Pass on what the child has printed; return whether there may be more."""

@@ -153,7 +153,7 @@ def prepare(
             f"a cluster with id {cluster.cluster_id!r} runs already: attach to it "
             "(Cluster.attach), or choose another id"
         )
-    if cluster.engine_launcher_class.__name__ == "MPIEngineSetLauncher":
+    if launched.uses_mpi:
         try:
             _configure_mpi(cluster.config, session_folder(cluster.cluster_id), hosts)
             if hosts is not None:
@@ -268,6 +268,9 @@ def find(
             )
         )
         if launched.cluster.controller is not None:
+            if launched.uses_mpi:
+                folder = session_folder(launched.cluster.cluster_id)
+                _configure_mpi(launched.cluster.config, folder, None)
             client = private.connect(
                 lambda context: launched.run(
                     launched.cluster.connect_client(context=context, timeout=timeout),

@@ -500,6 +500,11 @@ class Launched:
         )
 
     @property
+    def uses_mpi(self) -> bool:
+        """Whether mpiexec starts the engines."""
+        return self.cluster.engine_launcher_class is MPIEngineSetLauncher
+
+    @property
     def is_local(self) -> bool:
         """Whether everything that was started runs on this machine."""
         return (

@@ -162,12 +162,13 @@ class LeashedProcess:
         """Return the last lines of the output, as they stand below an error."""
         return f"\n--- its last output\n{self.last_output}" if self.last_output else ""
 
-    def keep(self, controller: int | None) -> None:
+    def keep(self, controller: int | None, ends: bool = False) -> None:
         """Have it end with the process `controller` of this host, not with this one.
 
-        ``None``: with this one again.
+        ``None``: with this one again. Where it `ends` the controller, that one gets a
+        SIGTERM when it has ended and this process has.
         """
-        self.send({"keep": controller})
+        self.send({"keep": controller, "ends": ends})
 
     def release(self) -> None:
         """Let go of a process that is kept, on the loop's thread."""

@@ -198,7 +198,11 @@ class SlurmJob:
         if self._command:
             # It waits: a job that is pending does not end with the stdin of salloc, so
             # that nobody would end it before the process is known to the orphan reaper.
-            waits = ["sh", "-c", 'read go && exec "$@"', "sh", *self._command]
+            salloc, *options = self._command
+            if self.kept:
+                # Of itself salloc waits for its command, whatever becomes of the job.
+                options.insert(0, "--kill-command")
+            waits = ["sh", "-c", 'read go && exec "$@"', "sh", salloc, *options]
             self.salloc = LeashedProcess(
                 waits, lambda process: None, env=slurm_environment(), kept=self.kept
             )

@@ -412,10 +412,15 @@ if __name__ == "__main__":
         assert late.stdout is not None
         job = late.stdout.readline().split()[0]
         slurm("scontrol", "update", f"jobid={job}", "EndTime=now")
+        before = numbers()
+        abandoned = left_by(slurm="-N 1 -n 1 -t 10 -w host-b", cluster_id="abandoned")
+        slurm("scancel", *(numbers() - before))
         for step in (ranks, refused, pending, inside, killed, kept):
             step()
         tell("limit", said=late.communicate(timeout=WAIT)[0].strip(), job=job)
         ended_jobs()
+        until(lambda: not any(map(lives, abandoned)), WAIT, "the end of all")
+        tell("abandoned", processes=len(abandoned))
     finally:
         daemons.close()
         hosts.close()

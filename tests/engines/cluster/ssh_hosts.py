@@ -94,7 +94,7 @@ time.sleep(1000)
 KEEPER = """
 import json, os, sys
 from rankscope.engines import Cluster
-cluster = Cluster(**json.loads(sys.argv[1]), keep=True, cluster_id="kept")
+cluster = Cluster(keep=True, **{"cluster_id": "kept", **json.loads(sys.argv[1])})
 cluster.execute("mine = rank * 100").result(60)
 pids = [*(one.pid for one in cluster._launched.processes()), *cluster.pids.values()]
 print(json.dumps(pids), flush=True)

@@ -78,6 +78,36 @@ def test_the_owner_has_the_leash_again(
     assert controller.poll() is None
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_controller_ends_with_a_command_that_ends_it(
+    controller: subprocess.Popen[bytes], ends: bool
+) -> None:
+    """As the salloc of a job that is at its time limit."""
+    process = kept("read line; echo $line; exec sleep 60")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    message = json.dumps({"keep": controller.pid, "ends": ends})
+    process.stdin.write(f"{message}\none\n")
+    assert process.stdout.readline() == "one\n"
+    process.stdin.close()
+    process.terminate()
+    assert process.wait(WAIT) == -signal.SIGTERM
+    for pipe in (process.stdout, process.stderr):
+        assert pipe is not None
+        pipe.close()
+    if ends:
+        assert controller.wait(WAIT) == -signal.SIGTERM
+    else:
+        assert controller.poll() is None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+def test_it_ends_as_the_command_does(signum: int) -> None:
+    process = kept(f"kill -{signum} $$")
+    process.communicate(timeout=WAIT)
+    assert process.returncode == -signum
+
+
 def test_a_signal_is_that_of_the_command() -> None:
     """Both that which it gets, and that by which it has ended."""
     process = kept("echo up; exec sleep 60")

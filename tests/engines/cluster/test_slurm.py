@@ -115,6 +115,11 @@ def test_the_ranks_of_a_kept_job_are_found_by_its_number(seen: dict[str, Any]) -
     assert kept["unknown"].startswith(f"{why}{kept['job']}. ")
 
 
+def test_nothing_stays_of_a_kept_job_that_has_ended(seen: dict[str, Any]) -> None:
+    """Nor does its controller, on the login node. The program looked."""
+    assert seen["abandoned"]["processes"] > 3
+
+
 def test_the_job_ends_with_a_notebook_that_is_killed(seen: dict[str, Any]) -> None:
     assert seen["killed"]["processes"] == 4
     assert seen["killed"]["seconds"] < 10
