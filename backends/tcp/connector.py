@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from ..descriptors import REMEDY, allow_descriptors
-from ..errors import DistBackendError, DistError
+from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..messaging.connecting import MeetingConnector, Namer, own_address
 from ..stores.base import Store
 from ..stores.process_end import host_id
@@ -204,10 +204,7 @@ class TCPConnector(MeetingConnector):
             more = f"{error} ({TRANSPORTS}=tcp leaves Unix sockets out)"
             if not unix:
                 more = f"{error} (at {host}, port {port})"
-            raise DistBackendError(
-                f"{self._name([self._rank])} could not connect to "
-                f"{self._name([peer])}: {more}"
-            ) from error
+            raise self._lost(peer, "could not connect to {}", more) from error
         return sock
 
     def _accept(self, key: bytes, members: list[dict[str, Any]]) -> None:
@@ -289,11 +286,14 @@ class TCPConnector(MeetingConnector):
                     key = bytes.fromhex((own if accepted else other)["key"])
                     self._sockets[peer] = encrypt(sock, accepted, key)
         except OSError as error:
-            raise DistBackendError(
-                f"{self._name([self._rank])} lost {self._name([peer])} while it "
-                f"connected: {error}"
-            ) from error
+            raise self._lost(peer, "lost {} while it connected", error) from error
         self._sockets[peer].setblocking(False)
+
+    def _lost(self, peer: int, what: str, why: object) -> ConnectionLostError:
+        """Return the error of a peer that has gone: an abort there may be the cause."""
+        said = what.format(self._name([peer]))
+        text = f"{self._name([self._rank])} {said}: {why}"
+        return ConnectionLostError(text, peer=peer, reason=text)
 
     def _read_probe(self, peer: int, sock: socket.socket, readable: bool) -> None:
         probe = Probe(readable)

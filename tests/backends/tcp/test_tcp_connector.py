@@ -17,7 +17,7 @@ import rankscope as dist
 from rankscope.backends.conformance.leaks import Snapshot
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.errors import DistBackendError
+from rankscope.backends.errors import ConnectionLostError, DistBackendError
 from rankscope.backends.tcp import connector, encryption, peer_memory
 from rankscope.backends.tcp.connector import ENCRYPT, TRANSPORTS, TCPConnector
 from rankscope.backends.tcp.handshake import KEY_SIZE, Accepting, greet
@@ -170,6 +170,28 @@ def test_a_wrong_setting_is_named(
     made = TCPConnector(dist.HashStore(), 0, 2, str)
     with pytest.raises(DistBackendError, match=f"{name} is '{value}'"):
         made.connect()
+
+
+def test_a_peer_that_refuses_may_have_been_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The group waits for that cause, as where a connection is lost later."""
+
+    def refuse(*args: object) -> None:
+        raise ConnectionRefusedError(111, "refused")
+
+    monkeypatch.setattr("rankscope.backends.tcp.connector.greet", refuse)
+    store = dist.HashStore()
+    first, second = (TCPConnector(store, rank, 2, str) for rank in range(2))
+    accepting = threading.Thread(target=first.connect)
+    accepting.start()
+    with pytest.raises(ConnectionLostError, match="could not connect to ") as caught:
+        second.connect()
+    error = caught.value
+    assert (error.peer, error.reason) == (0, str(error))
+    first.cancel()
+    accepting.join(60)
+    assert not accepting.is_alive()
 
 
 # -- strangers ---------------------------------------------------------------------
