@@ -294,6 +294,18 @@ class TestNotBlamed:
         # Of what is over nobody can look whether the link was slow, or the machine.
         assert not _found(run, ended=True)
 
+    def test_nor_is_a_link_slow_where_a_scheduler_keeps_who_leaves_last(self) -> None:
+        # all_reduce and barrier in a row on two cores with a load of 15.
+        for seed in range(20):
+            rng = random.Random(seed)
+
+            def leave(n: int, rank: int, rng: random.Random = rng) -> float:
+                return rng.expovariate(1 / 3) * (rank == 1)
+
+            run = Run(3, seed, heavy=0.05, leave=leave)
+            run.steps(61, lambda n, rank: 0.1)
+            assert not _found(run), seed
+
     def test_an_op_that_one_side_of_leaves_early_says_nothing(self) -> None:
         run = Run(heavy=0.1)
         run.op = "broadcast"
