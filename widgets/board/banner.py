@@ -12,10 +12,10 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..absence_graph import picture_of
 from ..units import elapsed_text
-from .group import Group
+from .group import Group, blamed
 from .rows import Cells, text
 
-__all__ = ["Banner", "banner_of", "blamed", "verdict_cells"]
+__all__ = ["Banner", "banner_of", "verdict_cells"]
 
 #: Seconds for which an op has to be in flight before the banner mentions it:
 #: a text that is shown for less time cannot be read.
@@ -74,11 +74,6 @@ class Banner:
 
     def __str__(self) -> str:
         return f"{self.title}: {' '.join(self.sentences)}"
-
-
-def blamed(verdict: Verdict) -> list[int]:
-    """Return the ranks at fault: in a deadlock all that wait for each other."""
-    return sorted({*verdict.culprits, *(one.rank for one in verdict.cycle)})
 
 
 def verdict_cells(verdict: Verdict, over: bool = False) -> dict[int, Cells]:

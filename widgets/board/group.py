@@ -16,7 +16,7 @@ from .durations import Durations
 from .rows import NOT_BUILT, Cells, text
 from .transports import Connections, transports_text
 
-__all__ = ["NO_GROUP", "Group"]
+__all__ = ["NO_GROUP", "Group", "blamed"]
 
 #: The name of the tab with the ranks that have no group.
 NO_GROUP = "no group"
@@ -33,6 +33,11 @@ _STATES = {
     "calm": "idle",
 }
 _MOODS = tuple(_STATES)
+
+
+def blamed(verdict: Verdict) -> list[int]:
+    """Return the ranks at fault: in a deadlock all that wait for each other."""
+    return sorted({*verdict.culprits, *(one.rank for one in verdict.cycle)})
 
 
 @dataclass
@@ -167,7 +172,7 @@ class Group:
         """Return a verdict in a few words: ``missing ranks: rank 2``."""
         if verdict.group != self.key:
             return text(f"because of {verdict.group.name}", 60)
-        who = f": {name_ranks(verdict.culprits)}" if verdict.culprits else ""
+        who = f": {name_ranks(blamed(verdict))}" if verdict.culprits else ""
         return text(f"{verdict.fault.value}{who}")
 
     def _connections(self) -> str:

@@ -33,8 +33,8 @@ from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.engines.status import advice_of
 
 from ..units import duration_text
-from .banner import Banner, banner_of, blamed, verdict_cells
-from .group import NO_GROUP, Group
+from .banner import Banner, banner_of, verdict_cells
+from .group import NO_GROUP, Group, blamed
 from .late import late_cells
 from .rows import Cells, as_aborted, cells, text
 

@@ -462,6 +462,7 @@ class TestBanner:
         found.delta()
         rows = [tab.row(number) for tab in found.groups for number in (0, 1)]
         assert [row["verdict"] for row in rows] == ["deadlock"] * 4
+        assert found.tabs()[0]["verdict"] == "deadlock: ranks 0–1"
 
     def test_who_waits_for_nobody_known_just_waits(self) -> None:
         now = simulated.op(14, state="started", elapsed=6.0)
