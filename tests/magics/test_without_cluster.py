@@ -138,6 +138,12 @@ def test_what_does_not_go_with_slurm_is_refused(
     assert why in seen.stderr
 
 
+def test_a_job_of_slurm_without_ranks_is_refused(ipython: InteractiveShell) -> None:
+    with capture_output() as seen:
+        ipython.run_cell("%dist_attach --slurm 4711")
+    assert "no ranks of yours are known in Slurm's job 4711" in plain(seen.stdout)
+
+
 def test_a_dry_run_shows_what_would_be_submitted(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

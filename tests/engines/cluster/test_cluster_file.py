@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.engines import ClusterError
 from rankscope.engines.cluster.cluster_file import (
     Announcement,
     ClusterFile,
     cluster_files,
+    file_of_job,
+    is_elsewhere,
 )
 from rankscope.engines.cluster.rank_slots import RankSlot
 
@@ -80,6 +83,28 @@ def test_of_another_host_it_is_not_known_whether_it_runs(running: ClusterFile) -
     far = replace(running, node="elsewhere", controller=(running.controller[0], 0))
     far.write()
     assert {one.node for one in cluster_files()} == {running.node, "elsewhere"}
+
+
+def test_the_cluster_of_a_job_is_found_by_its_number(running: ClusterFile) -> None:
+    with pytest.raises(ClusterError, match="known in Slurm's job 21. Those that"):
+        file_of_job("21")
+    replace(running, job="21").write()
+    assert file_of_job("21").cluster_id == "tp"
+    with pytest.raises(ClusterError, match="in Slurm's job 2; there are ranks in 21"):
+        file_of_job("2")
+
+
+def test_processes_of_another_host_are_not_those_of_this_one(
+    running: ClusterFile,
+) -> None:
+    assert not is_elsewhere("tp", running.profile)
+    replace(running, node="elsewhere").write()
+    # One on each host, as where both have the same id.
+    assert not is_elsewhere("tp", running.profile)
+    # A notebook of this host that has attached does not know the controller's pid.
+    replace(running, controller=None).write()
+    assert is_elsewhere("tp", running.profile)
+    assert not is_elsewhere("another", running.profile)
 
 
 def test_the_other_notebook_is_told_that_the_cluster_was_shut_down(
