@@ -21,8 +21,9 @@ from ..wire.requests import Interrupt
 from . import launch, preconditions, recovery
 from .cluster_file import Announcement, ClusterFile, file_of_job
 from .gpus import Gpus
+from .host_names import HostSpec
 from .host_options import hosts_for
-from .hosts import HOSTS, LOST_AFTER, HostSpec
+from .hosts import HOSTS, LOST_AFTER
 from .launched import Launched
 from .observed_ranks import FRESH
 from .ranks import Chosen, Ranks

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ClusterError
-from .hosts import Hosts, HostSpec, parse_hosts
+from .host_names import HostSpec, parse_hosts
+from .hosts import Hosts
 from .slurm import SlurmJob
 from .slurm_hosts import SlurmHosts
 from .ssh_hosts import SshHosts

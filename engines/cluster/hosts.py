@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -20,23 +19,13 @@ from rankscope.backends.stores.process_end import describe_exit_code
 from ..errors import ClusterStartError
 from . import preconditions
 from .fork_servers import ForkServer
+from .host_names import is_here
 from .leashed import LeashedProcess, ProcessEnd
 from .slurm import SlurmJob
 
-__all__ = [
-    "HOSTS",
-    "LOST_AFTER",
-    "HostSpec",
-    "Hosts",
-    "compare",
-    "is_here",
-    "parse_hosts",
-]
+__all__ = ["FORWARDED", "HOSTS", "LOST_AFTER", "Hosts", "compare"]
 
 T = TypeVar("T")
-
-#: What ``hosts=`` takes: text, ranks by host, or a hostfile.
-HostSpec = str | os.PathLike[str] | Mapping[str, int]
 
 #: The name of the launcher that starts ranks on them.
 HOSTS = "hosts"
@@ -50,59 +39,6 @@ _END = 5.0
 #: What the ranks of other hosts have from the notebook's environment, as local ones do:
 #: variables of the libraries, not those of the notebook's own host.
 FORWARDED = ("GLOO_", "NCCL_", "OMP_NUM_THREADS", "RANKSCOPE_", "TORCH_", "UCX_")
-
-
-def parse_hosts(given: HostSpec) -> dict[str, int]:
-    """Return the number of ranks by host, in the order of the ranks.
-
-    `given` is as ``a:4,b:4``; a host without a number has one rank. Of a hostfile each
-    line names a host: ``a:4``, ``a slots=4`` or ``a 4``, with ``#`` before a comment.
-
-    Raises `ValueError` saying what is wrong.
-    """
-    if isinstance(given, Mapping):
-        return _checked(given.items())
-    if isinstance(given, os.PathLike) or (
-        "," not in given and Path(given).expanduser().is_file()
-    ):
-        lines = Path(given).expanduser().read_text(encoding="utf-8").splitlines()
-        entries = [line.partition("#")[0].split() for line in lines]
-        return _checked(_entry(words) for words in entries if words)
-    return _checked(_entry([one.strip()]) for one in given.split(","))
-
-
-def _entry(words: list[str]) -> tuple[str, int | str]:
-    name, *rest = words
-    for word in rest:
-        key, equals, value = word.rpartition("=")
-        if not equals or key == "slots":
-            return name, value
-    # An address of IPv6 has its own colons.
-    host, colon, number = name.rpartition(":")
-    if colon and ":" not in host.rpartition("]")[2]:
-        return host.strip("[]"), number
-    return name.strip("[]"), 1
-
-
-def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, number in entries:
-        # One that begins with a dash would be an option of ssh.
-        if not isinstance(name, str) or not name or name.startswith("-"):
-            raise ValueError(f"{name!r} is no host: expected a:4,b:4, or a hostfile")
-        if isinstance(number, bool) or not str(number).isdecimal() or int(number) < 1:
-            raise ValueError(f"{name}:{number}: expected a number of ranks from 1")
-        if name in found:
-            raise ValueError(f"{name} is named twice: give its ranks in one number")
-        found[name] = int(number)
-    if not found:
-        raise ValueError("it names no host: expected a:4,b:4")
-    return found
-
-
-def is_here(name: str) -> bool:
-    """Return whether a name is that of this host, which needs no ssh."""
-    return name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
 
 
 class Hosts:

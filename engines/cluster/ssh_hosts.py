@@ -14,7 +14,8 @@ from rankscope.backends.routes import address_towards
 from ..errors import ClusterStartError
 from . import fork_servers
 from .fork_servers import ForkServer
-from .hosts import LOST_AFTER, Hosts, is_here
+from .host_names import is_here
+from .hosts import LOST_AFTER, Hosts
 
 __all__ = ["SshHosts", "ssh_command"]
 

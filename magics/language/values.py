@@ -14,7 +14,7 @@ import numpy as np
 from rankscope.backends import BackendConfig
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.engines.cluster.hosts import parse_hosts
+from rankscope.engines.cluster.host_names import parse_hosts
 from rankscope.engines.cluster.launch import launcher_names
 from rankscope.engines.cluster.slurm import submission
 from rankscope.engines.runs import parse_runs

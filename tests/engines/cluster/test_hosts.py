@@ -19,11 +19,8 @@ from rankscope import __version__
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.agent import fork_server
-from rankscope.engines.cluster.hosts import (
-    HostSpec,
-    compare,
-    parse_hosts,
-)
+from rankscope.engines.cluster.host_names import HostSpec, parse_hosts
+from rankscope.engines.cluster.hosts import compare
 from rankscope.engines.cluster.ssh_hosts import ssh_command
 
 WAIT = 60

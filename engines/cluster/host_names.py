@@ -1,0 +1,66 @@
+"""How a person names hosts, with the number of ranks on each."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+__all__ = ["HostSpec", "is_here", "parse_hosts"]
+
+#: What ``hosts=`` takes: text, ranks by host, or a hostfile.
+HostSpec = str | os.PathLike[str] | Mapping[str, int]
+
+
+def parse_hosts(given: HostSpec) -> dict[str, int]:
+    """Return the number of ranks by host, in the order of the ranks.
+
+    `given` is as ``a:4,b:4``; a host without a number has one rank. Of a hostfile each
+    line names a host: ``a:4``, ``a slots=4`` or ``a 4``, with ``#`` before a comment.
+
+    Raises `ValueError` saying what is wrong.
+    """
+    if isinstance(given, Mapping):
+        return _checked(given.items())
+    if isinstance(given, os.PathLike) or (
+        "," not in given and Path(given).expanduser().is_file()
+    ):
+        lines = Path(given).expanduser().read_text(encoding="utf-8").splitlines()
+        entries = [line.partition("#")[0].split() for line in lines]
+        return _checked(_entry(words) for words in entries if words)
+    return _checked(_entry([one.strip()]) for one in given.split(","))
+
+
+def _entry(words: list[str]) -> tuple[str, int | str]:
+    name, *rest = words
+    for word in rest:
+        key, equals, value = word.rpartition("=")
+        if not equals or key == "slots":
+            return name, value
+    # An address of IPv6 has its own colons.
+    host, colon, number = name.rpartition(":")
+    if colon and ":" not in host.rpartition("]")[2]:
+        return host.strip("[]"), number
+    return name.strip("[]"), 1
+
+
+def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, number in entries:
+        # One that begins with a dash would be an option of ssh.
+        if not isinstance(name, str) or not name or name.startswith("-"):
+            raise ValueError(f"{name!r} is no host: expected a:4,b:4, or a hostfile")
+        if isinstance(number, bool) or not str(number).isdecimal() or int(number) < 1:
+            raise ValueError(f"{name}:{number}: expected a number of ranks from 1")
+        if name in found:
+            raise ValueError(f"{name} is named twice: give its ranks in one number")
+        found[name] = int(number)
+    if not found:
+        raise ValueError("it names no host: expected a:4,b:4")
+    return found
+
+
+def is_here(name: str) -> bool:
+    """Return whether a name is that of this host, which needs no ssh."""
+    return name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
