@@ -19,13 +19,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rankscope.backends.groups.world import world
 from rankscope.backends.hang_report.settings import Settings
 from rankscope.backends.slurm_step import fill_environment
 from rankscope.backends.torch_backend.options import Options
+from rankscope.backends.torch_backend.registering import register
 from rankscope.backends.torch_watch.patching import when_imported
 from rankscope.backends.torch_watch.private.groups import C10D
 from rankscope.backends.torch_watch.rewrapping import rewrap
@@ -317,14 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runpy.run_path(given.script, run_name="__main__")
 
 
-def _register(module: ModuleType) -> None:
-    """Register the backend ``rankscope`` with torch, which is imported now."""
-    from rankscope.backends.torch_backend.registering import register
-
-    register(module)
-
-
-when_imported(C10D, _register)
+when_imported(C10D, lambda _: register())
 
 if __name__ == "__main__":
     main()

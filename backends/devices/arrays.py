@@ -158,13 +158,16 @@ def _read_only(argument: str, copy: str, where: object) -> str:
 def _of_numpy(array: Any, argument: str, where: object) -> Any:
     """Return a CPU array of another library as a numpy array of the same memory."""
     try:
-        if _library_of(array) == "torch" and str(array.dtype) == "torch.bfloat16":
+        if _library_of(array) != "torch":
+            return np.from_dlpack(array)
+        if str(array.dtype) == "torch.bfloat16":
             return _of_bfloat16(array, argument, where)
-        return np.from_dlpack(array)
+        # The DLPack of older versions of torch does not say that it is writable.
+        return array.numpy()
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
             f"{where}: {argument} ({type(array).__name__}) cannot be shared "
-            f"through DLPack: {error}"
+            f"with numpy: {error}"
         ) from error
 
 
@@ -177,8 +180,8 @@ def _of_bfloat16(tensor: Any, argument: str, where: object) -> Any:
             f"{where}: {argument} is a bfloat16 tensor, whose dtype numpy has with the "
             "package ml_dtypes, which is not installed: pip install ml_dtypes"
         ) from error
-    # numpy takes no bfloat16 through DLPack; its bits pass as integers.
-    bits = np.from_dlpack(tensor.view(sys.modules["torch"].int16))
+    # numpy has no bfloat16 of its own; its bits pass as integers.
+    bits = tensor.view(sys.modules["torch"].int16).numpy()
     return bits.view(ml_dtypes.bfloat16)
 
 

@@ -47,7 +47,8 @@ def reduce_op_in(opts: Any, given: Any = None) -> ReduceOp:
     if found is not None:
         return found
     if op == c10d.ReduceOp.PREMUL_SUM:
-        factor = op.factor
+        # As older versions of torch have no `factor`.
+        _, factor = op.__getstate__()
         return make_nccl_premul_sum(
             factor.item() if isinstance(factor, torch.Tensor) else factor
         )

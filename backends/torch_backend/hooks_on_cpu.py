@@ -1,12 +1,14 @@
 """DDP's hooks for mixed precision and for optimizers in the backward pass, on CPUs.
 
 They were written for accelerators. Three things stand in their way: torch has no events
-on CPUs, they wait for their all_reduce in C++, and mixed precision of torch 2.13 sends
-the buckets of some passes without the gradients in them.
+on CPUs, and no streams where it was built for GPUs; they wait for their all_reduce in
+C++; and mixed precision of torch sends the buckets of some passes without the gradients
+in them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import FunctionType
@@ -28,13 +30,17 @@ class _Accelerator:
         return torch.cpu.current_stream()
 
 
+class _Stream(contextlib.nullcontext[None], torch.cpu.Stream):  # type: ignore[misc]
+    """A stream of the CPU, in whose block is what would be issued on it."""
+
+
 class _TorchOnCPU:
-    """The module ``torch``, whose events and current stream are those of the CPU.
+    """The module ``torch``, whose events and streams are those of the CPU.
 
     Work on a CPU is done when it is started: they have nothing to wait for.
     """
 
-    Event, accelerator = torch.cpu.Event, _Accelerator
+    Event, Stream, accelerator = torch.cpu.Event, _Stream, _Accelerator
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -80,6 +86,7 @@ def _on_cpu(function: FunctionType) -> Callable[..., Any]:
         function.__defaults__,
         function.__closure__,
     )
+    made.__kwdefaults__ = function.__kwdefaults__
     return functools.update_wrapper(made, function)
 
 
@@ -106,7 +113,8 @@ def _filling(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """
 
     def filling(state: Any, bucket: Any) -> Any:
-        if hasattr(state.ddp_weakref().process_group, "of_rankscope"):
+        backend = private.cpu_backend(state.ddp_weakref().process_group)
+        if bucket.buffer().is_cpu and hasattr(backend, "of_rankscope"):
             for parameter, part in zip(
                 bucket.parameters(), bucket.gradients(), strict=True
             ):

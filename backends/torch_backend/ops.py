@@ -436,20 +436,19 @@ class Ops:
         )
 
     @disable_dynamo
-    def monitored_barrier(
-        self, timeout: Timeout = None, wait_all_ranks: bool = False
-    ) -> None:
+    def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks; the error names those that do not come."""
+        timeout = field_of(opts, "timeout", None, opts)
         monitored_barrier(self.group, timeout, wait_all_ranks)
 
     # -- batches ------------------------------------------------------------
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
         """Begin a batch: ops of this thread are issued by `_end_coalescing`."""
         self._batch = coalescing.coalescing_manager(self.group, async_ops=True)
         self._manager = self._batch.__enter__()
 
-    def _end_coalescing(self, device: torch.device) -> TorchWork:
+    def _end_coalescing(self, device: torch.device | None = None) -> TorchWork:
         """Issue the batch; return its Work."""
         batch, self._batch = self._batch, None
         batch.__exit__(None, None, None)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,9 +23,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 )
 
 __all__ = [
+    "HANDLE",
     "DistributedDataParallel",
+    "being_made",
     "bucket_changes",
     "c10d",
+    "cpu_backend",
     "disable_dynamo",
     "graph_task",
     "groups_name",
@@ -33,6 +38,7 @@ __all__ = [
     "missing",
     "queue_callback",
     "registered_groups",
+    "release",
     "renumber",
     "replace",
     "reset_reducer",
@@ -42,6 +48,12 @@ __all__ = [
     "store_host",
     "upcast_hook",
 ]
+
+#: The release of torch, as 2 and 14.
+release = tuple(map(int, torch.__version__.split(".")[:2]))
+
+#: The handle of a rank for torch's ``reconfigure``.
+HANDLE = "rankscope/{}"
 
 #: A sentence for each name that this torch lacks.
 missing: list[str] = []
@@ -93,6 +105,7 @@ upcast_hook = mixed_precision_hooks, "_reducer_allreduce_and_upcast_hook"
 run_allreduce_hook = c10d.Reducer, "_run_allreduce_hook"
 #: The functions of DDP with events and streams, which torch lacks on CPUs.
 hooks_with_streams = (
+    (DistributedDataParallel, "__init__"),
     (DistributedDataParallel, "_root_copy_hook"),
     (DistributedDataParallel, "_module_wait_for_copy_hook"),
     upcast_hook,
@@ -128,9 +141,37 @@ def in_backward() -> bool:
     return _graph_task is None or _graph_task() != -1
 
 
+# The function of torch that makes a group.
+_MAKER = "_new_process_group_helper"
+_probe(c10d_module, _MAKER, "groups have no other backend beside it, and no names")
+
+
+def being_made(name: str) -> tuple[list[str], str]:
+    """Return what the creator of backend `name` is not told of the group being made.
+
+    That is the backends beside it, and what the group is for.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == _MAKER:
+            made = frame.f_locals
+            backends = made["backend_config"].get_device_backend_map().values()
+            return sorted({str(one) for one in backends} - {name}), made["group_desc"]
+        frame = frame.f_back
+    return [], ""
+
+
 def registered_groups() -> Iterator[c10d.ProcessGroup]:
     """Return the groups of this process, the default one first."""
     return iter(list(c10d_module._world.pg_map))
+
+
+def cpu_backend(group: c10d.ProcessGroup) -> Any:
+    """Return what does the ops of CPU tensors in `group`; ``None``: nothing does."""
+    try:
+        return group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None
 
 
 def renumber(group: c10d.ProcessGroup, ranks: Sequence[int]) -> None:

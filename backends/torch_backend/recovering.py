@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as td
@@ -19,28 +20,41 @@ from ..rank_sets import name_ranks
 from ..work.async_errors import acknowledge
 from . import hooks_on_cpu, meeting, private
 from .joining import joining
-from .shell import ProcessGroupRankscope
 
-__all__ = ["rebuild", "rejoin", "shrink"]
+__all__ = ["rebuild", "reconfigure", "rejoin", "shrink"]
 
 
 #: Seconds that a rebuild waits for a rank that is started again, by default.
 REBUILD_TIMEOUT = 300.0
 
 
-def _groups() -> list[ProcessGroupRankscope]:
+#: One of the classes of `shell`, whose `group` is the Rankscope group.
+_Shell: TypeAlias = Any
+
+
+def _groups() -> list[_Shell]:
     """Return the groups of this process, the default one first."""
-    found = [
-        group
-        for group in private.registered_groups()
-        if isinstance(group, ProcessGroupRankscope)
-    ]
+    backends = map(private.cpu_backend, private.registered_groups())
+    found = [one for one in backends if hasattr(one, "of_rankscope")]
     if not found:
         raise DistBackendError(
             "torch has no group of the backend rankscope here: "
             "init_process_group('rankscope') makes the default group"
         )
     return found
+
+
+def _whole_groups(call: str) -> list[_Shell]:
+    """Return the groups of this process, none of which has another backend."""
+    groups = _groups()
+    for group in groups:
+        if isinstance(group, private.c10d.Backend):
+            raise DistBackendError(
+                f"{call}: {group.group.describe()} is a part of a group of torch with "
+                "other backends, which stay with its ranks: only "
+                "rankscope.torch.rebuild() goes on with it"
+            )
+    return groups
 
 
 def rebuild(timeout: float = REBUILD_TIMEOUT) -> None:
@@ -60,7 +74,7 @@ def rebuild(timeout: float = REBUILD_TIMEOUT) -> None:
 
 
 def _go_on(
-    groups: Sequence[ProcessGroupRankscope],
+    groups: Sequence[_Shell],
     store: LaunchedStore,
     timeout: float,
     *,
@@ -83,7 +97,7 @@ def shrink(
     ranks: Sequence[int] | None = None, timeout: float = REBUILD_TIMEOUT
 ) -> list[int]:
     """Do `rankscope.torch.shrink`."""
-    groups = _groups()
+    groups = _whole_groups("shrink")
     default = groups[0]
     known = list(default.group.ranks)
     if isinstance(world.store, LaunchedStore):
@@ -134,6 +148,37 @@ def shrink(
     return lost
 
 
+def reconfigure(
+    group: _Shell,
+    handles: set[str] | list[str],
+    timeout: timedelta | None,
+) -> None:
+    """Go on with the ranks of `handles`, as torch's ``_reconfigure`` says.
+
+    All ranks: `rebuild`; fewer: `shrink`. Both are for all groups of the process.
+    """
+    if group is not _groups()[0]:
+        raise ValueError(
+            f"reconfigure: {group.group.describe()}; expected the default group, whose "
+            "other groups go on with it"
+        )
+    known = [private.HANDLE.format(rank) for rank in group.group.ranks]
+    staying = [one for one in known if one in handles]
+    strange = sorted(set(handles) - set(known))
+    given = handles if isinstance(handles, list) else staying + strange
+    if given != staying or not staying:
+        raise ValueError(
+            f"reconfigure: handles={handles}; expected some of {known}, a list of them "
+            "in this order"
+        )
+    seconds = REBUILD_TIMEOUT if timeout is None else timeout.total_seconds()
+    lost = [place for place, one in enumerate(known) if one not in handles]
+    if not lost:
+        rebuild(seconds)
+    else:
+        shrink(None if isinstance(world.store, LaunchedStore) else lost, seconds)
+
+
 def rejoin(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
@@ -169,7 +214,7 @@ def _is_sharded(optimizer: Any) -> bool:
 
 
 def _agree(
-    group: ProcessGroupRankscope,
+    group: _Shell,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     step: int | None,
@@ -202,14 +247,14 @@ def _agree(
     return int(most[1])
 
 
-def _group_of(model: torch.nn.Module) -> ProcessGroupRankscope:
+def _group_of(model: torch.nn.Module) -> _Shell:
     """Return the group whose ranks have the same model."""
-    default = _groups()[0]
+    default = _whole_groups("rejoin")[0]
     found = {id(one.process_group): one.process_group for one in _replicas(model)}
     if not found:
         return default
     group, *others = found.values()
-    if others or not isinstance(group, ProcessGroupRankscope):
+    if others or not hasattr(group, "of_rankscope"):
         raise ValueError(
             "rejoin: the DistributedDataParallel modules of the model have "
             f"{len(found)} groups; expected one, of the backend rankscope: call it for "
@@ -235,9 +280,7 @@ def _steps(optimizer: torch.optim.Optimizer | None) -> int:
     return int(max(found, default=0))
 
 
-def _send_state(
-    optimizer: torch.optim.Optimizer, group: ProcessGroupRankscope, source: int
-) -> None:
+def _send_state(optimizer: torch.optim.Optimizer, group: _Shell, source: int) -> None:
     """Give all ranks the state of the optimizer of rank `source`."""
     is_source = group.rank() == source
     described: list[Any] = [None]

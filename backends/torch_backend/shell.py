@@ -1,67 +1,66 @@
-"""The process group of torch that a Rankscope group does the ops of.
+"""The groups of torch that a Rankscope group does the ops of.
 
-Up to torch 2.13 it is a ``ProcessGroup`` as a whole, so that a group has no other
-backend beside it. C++ calls its methods, which some modules hold for long: so the
-object stays the same while its Rankscope group is rebuilt, or shrinks.
+A group is a ``ProcessGroup`` as a whole. C++ calls its methods, and some modules hold
+it for long: so the object stays the same while its Rankscope group is rebuilt, or
+shrinks. Beside another backend, as in ``"cpu:rankscope,cuda:nccl"``, it is a
+``Backend`` in a group of torch, whose number of ranks is fixed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 
+from ..errors import DistBackendError
 from ..groups.api import destroy_process_group
 from ..groups.process_group import ProcessGroup
 from ..groups.world import world
-from . import hooks_on_cpu, joining, meeting
+from ..work.composite import completed_work
+from ..work.op_type import OpType
+from . import hooks_on_cpu, joining, meeting, private, recovering
 from .ops import Ops
 from .options import NAME, Options
 from .private import c10d, groups_name
+from .work import TorchWork
 
-__all__ = ["ProcessGroupRankscope", "create"]
+__all__ = ["BackendRankscope", "ProcessGroupRankscope", "create"]
+
+#: The oldest release of torch with backends in Python that have others beside them.
+_MIXES = (2, 14)
 
 
-class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
-    """A group of ``torch.distributed`` whose ops are those of a Rankscope group.
+class _Shell(Ops):
+    """A group of torch, or its part for CPU tensors, over a Rankscope group: `group`.
 
-    `ranks` are torch's global ranks; none: it is the default group. `group` is the
-    Rankscope group, which is made when torch has named this one.
+    `made_by` is what torch tells the creator of a backend, and `description` what the
+    group is for.
     """
-
-    def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        ranks: Sequence[int],
-        options: Options,
-    ) -> None:
-        c10d.ProcessGroup.__init__(self, rank, size)
-        Ops.__init__(self)
-        self._store, self._rank, self._size = store, rank, size
-        self._ranks = list(ranks)
-        self._name = self._description = ""
-        self._owns_world = False
-        # What makes the Rankscope group, until it is there.
-        self._unmade: tuple[float, Options] | None
-        hooks_on_cpu.install()
-        if not ranks:
-            self.group, self._owns_world = meeting.make_default_group(
-                store, rank, size, timeout.total_seconds(), options
-            )
-            meeting.note_default_ranks(self.group.ranks)
-            self._unmade = None
-            if self._owns_world and meeting.joins_groups():
-                joining.begin(rank)
-        else:
-            self._unmade = timeout.total_seconds(), options
 
     #: For the watch of torch's groups: its Rankscope group is on the board already.
     of_rankscope = True
+
+    def __init__(self, made_by: Any, options: Options, description: str) -> None:
+        Ops.__init__(self)
+        self._store = made_by.store
+        self._rank, self._size = made_by.group_rank, made_by.group_size
+        timeout: timedelta = made_by.timeout
+        # Torch's global ranks; none: it is the default group.
+        ranks = list(made_by.global_ranks_in_group)
+        self._owns_world = False
+        hooks_on_cpu.install()
+        if ranks:
+            self.group = meeting.make_group(
+                ranks, groups_name(description), timeout.total_seconds(), options
+            )
+            return
+        self.group, self._owns_world = meeting.make_default_group(
+            self._store, self._rank, self._size, timeout.total_seconds(), options
+        )
+        meeting.note_default_ranks(self.group.ranks)
+        if self._owns_world and meeting.joins_groups():
+            joining.begin(self._rank)
 
     # -- what torch asks ------------------------------------------------------------
 
@@ -77,70 +76,15 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         """Return the name of the backend."""
         return NAME
 
-    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def _get_backend(self, device: torch.device) -> ProcessGroupRankscope:
-        """Return the group itself, which is the backend of CPU tensors."""
-        if torch.device(device).type != "cpu":
-            # The error of torch's own groups, which its code expects.
-            raise RuntimeError(
-                f"No backend type associated with device type {torch.device(device)}: "
-                "the backend rankscope takes tensors on the CPU"
-            )
-        return self
+    getRank, getSize, getBackendName = rank, size, name
 
     supports_splitting = False
     supports_coalescing = True
-    supports_time_estimate = False
     supports_shrinking = False
 
-    def supports_tensor_alloc(self, device: torch.device) -> bool:
+    def supports_tensor_alloc(self, device: Any) -> bool:
         """Return whether the backend allocates tensors: no."""
         return False
-
-    @property
-    def options(self) -> None:
-        """No options of torch's own classes."""
-
-    def get_group_store(self) -> Any:
-        """Return torch's store of the group."""
-        return self._store
-
-    @property
-    def group_name(self) -> str:
-        """Torch's name of the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for, as its maker has said."""
-        return self._description
-
-    def getGroupName(self) -> str:
-        """Return torch's name of the group."""
-        return self._name
-
-    def getGroupDesc(self) -> str:
-        """Return what the group is for."""
-        return self._description
-
-    def setGroupName(self, name: str) -> None:
-        """Set torch's name of the group."""
-        self._name = name
-
-    def setGroupDesc(self, description: str) -> None:
-        """Set what the group is for; the last step of torch's making a group."""
-        self._description = description
-        if self._unmade is not None:
-            (timeout, options), self._unmade = self._unmade, None
-            shown = groups_name(description)
-            self.group = meeting.make_group(self._ranks, shown, timeout, options)
-
-    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: Rankscope's ops have numbers."""
@@ -177,7 +121,108 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         elif group is not world.default:
             destroy_process_group(group)
 
-    # -- what torch's groups lack ------------------------------------------------------
+
+class BackendRankscope(_Shell, c10d.Backend):  # type: ignore[misc]
+    """The part for CPU tensors of a group of torch that has other backends, too."""
+
+    def __init__(self, made_by: Any, options: Options, description: str) -> None:
+        c10d.Backend.__init__(self, made_by.group_rank, made_by.group_size)
+        _Shell.__init__(self, made_by, options, description)
+
+    @property
+    def options(self) -> Any:
+        """Torch's options of the group: its timeout."""
+        timeout = timedelta(seconds=self.group.timeout)
+        return c10d.Backend.Options(NAME, timeout=timeout)
+
+    def start_coalescing(self) -> None:
+        """Begin a batch: ops of this thread are issued by `end_coalescing`."""
+        self._start_coalescing()
+
+    def end_coalescing(self) -> TorchWork:
+        """Issue the batch; return its Work."""
+        return self._end_coalescing()
+
+
+class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
+    """A group of ``torch.distributed`` whose ops are those of a Rankscope group."""
+
+    def __init__(self, made_by: Any, options: Options, description: str) -> None:
+        c10d.ProcessGroup.__init__(self, made_by.group_rank, made_by.group_size)
+        self._name = self._description = ""
+        self._reconfigures = getattr(made_by, "enable_reconfigure", False)
+        _Shell.__init__(self, made_by, options, description)
+
+    _get_backend_name = _Shell.name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupRankscope:
+        """Return the group itself, which is the backend of CPU tensors."""
+        if torch.device(device).type != "cpu":
+            # The error of torch's own groups, which its code expects.
+            raise RuntimeError(
+                f"No backend type associated with device type {torch.device(device)}: "
+                "the backend rankscope takes tensors on the CPU"
+            )
+        return self
+
+    supports_time_estimate = False
+    supports_abort_hooks = False
+
+    @property
+    def options(self) -> None:
+        """No options of torch's own classes."""
+
+    def get_group_store(self) -> Any:
+        """Return torch's store of the group."""
+        return self._store
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for, as its maker has said."""
+        return self._description
+
+    def getGroupName(self) -> str:
+        """Return torch's name of the group."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """Return what the group is for."""
+        return self._description
+
+    def setGroupName(self, name: str) -> None:
+        """Set torch's name of the group."""
+        self._name = name
+
+    def setGroupDesc(self, description: str) -> None:
+        """Set what the group is for."""
+        self._description = description
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
+    # -- other ranks ------------------------------------------------------
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether torch's ``enable_reconfigure=True`` was given with the group."""
+        return self._reconfigures
+
+    def get_reconfigure_handle(self) -> str:
+        """Return what names this rank in `reconfigure`, and a fresh process of it."""
+        return private.HANDLE.format(self.group.global_rank)
+
+    def reconfigure(self, opts: Any) -> TorchWork:
+        """Go on with the ranks whose handles are in `opts`: rebuild, or shrink."""
+        recovering.reconfigure(self, opts.handles, opts.timeout)
+        return TorchWork(completed_work(OpType.BARRIER, None))
 
     def replace(self, group: ProcessGroup) -> None:
         """Go on over `group`, which has fewer ranks, as the same object."""
@@ -185,13 +230,17 @@ class ProcessGroupRankscope(Ops, c10d.ProcessGroup):  # type: ignore[misc]
         self._rank, self._size = group.rank(), group.size()
 
 
-def create(options: Any, pg_options: Any) -> ProcessGroupRankscope:
+def create(made_by: Any, pg_options: Any) -> _Shell:
     """Make a group for torch, which has registered this function (``extended_api``)."""
-    return ProcessGroupRankscope(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-        list(options.global_ranks_in_group),
-        meeting.take_options(pg_options),
-    )
+    others, description = private.being_made(NAME)
+    if not others:
+        options = meeting.take_options(pg_options)
+        return ProcessGroupRankscope(made_by, options, description)
+    if private.release < _MIXES:
+        raise DistBackendError(
+            f"torch {torch.__version__} lets a backend in Python be the whole group: "
+            f"rankscope beside {', '.join(others)} needs torch 2.14 or newer"
+        )
+    # The options are for one of the backends.
+    options = pg_options if isinstance(pg_options, Options) else Options()
+    return BackendRankscope(made_by, options, description)

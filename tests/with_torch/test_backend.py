@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from torch.distributed import distributed_c10d
 
+from rankscope import DistBackendError
+from rankscope.backends.torch_backend import private, registering
 from tests.with_torch.backend_training import TRAININGS
 from tests.with_torch.ranks import Ranks
 
@@ -228,6 +234,65 @@ COLLECTIVES = {
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_an_op_does_what_torchs_does(ranks: Ranks, name: str) -> None:
     ranks.run(dedent(COLLECTIVES[name]))
+
+
+def test_a_group_beside_another_backend_does_the_ops_of_cpu_tensors(
+    ranks: Ranks,
+) -> None:
+    """From torch 2.14 on; an older one says what is needed, and makes nothing."""
+    if private.release < (2, 14):
+        ranks.run(
+            "both = 'cpu:rankscope,cuda:gloo'\n"
+            "error = raised(lambda: dist.new_group(backend=both))\n"
+            "assert 'rankscope beside gloo needs torch 2.14 or newer' in str(error)"
+        )
+        return
+    ranks.run(
+        "both = 'cpu:rankscope,cuda:gloo'\n"
+        "mixed = dist.new_group(backend=both, group_desc='mixed')\n"
+        "x = torch.ones(3)\n"
+        "dist.all_reduce(x, group=mixed)\n"
+        "assert x.tolist() == [world_size] * 3\n"
+        "assert last_op().group == 'mixed'\n"
+        "work = dist.all_reduce(x, group=mixed, async_op=True)\n"
+        "work.wait()\n"
+        "with distributed_c10d._coalescing_manager(mixed, torch.device('cpu')):\n"
+        "    dist.broadcast(x, 0, group=mixed)\n"
+        "model = training.DistributedDataParallel(\n"
+        "    training.Net(), bucket_cap_mb=0.01, process_group=mixed)\n"
+        "assert training.train(model, training.adam(model)) <= 1e-5\n"
+        "error = raised(rankscope.torch.shrink)\n"
+        "assert 'a part of a group of torch with other backends' in str(error)\n"
+        "mixed.abort()\n"
+        "error = raised(lambda: dist.all_reduce(x, group=mixed))\n"
+        "assert type(error).__name__ == 'DistAbortedError', error\n"
+        "rankscope.torch.rebuild()\n"
+        "x.fill_(1)\n"
+        "dist.all_reduce(x, group=mixed)\n"
+        "assert x.tolist() == [world_size] * 3\n"
+        "dist.destroy_process_group(mixed)\n"
+        "assert 'mixed' not in [one.group_desc for one in world.groups()]"
+    )
+
+
+def test_the_entry_point_of_the_package_registers_the_backend() -> None:
+    """Torch loads and calls it from 2.14 on; the name is what it looks for."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    (name,) = re.findall(
+        r'entry-points."torch.distributed.backends"\]\n(\w+) = "[^"]+"', text
+    )
+    (value,) = re.findall(r'distributed.backends"\]\n\w+ = "([^"]+)"', text)
+    known = distributed_c10d.Backend._plugins
+    kept = known.pop("RANKSCOPE", None)
+    EntryPoint(name, value, "torch.distributed.backends").load()()
+    assert known[name.upper()].extended_api
+    assert kept is None or known[name.upper()] == kept
+
+
+def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "release", (2, 6))
+    with pytest.raises(DistBackendError, match=r"needs torch 2\.7 or newer"):
+        registering._create(None, None)
 
 
 BAD_CALLS = [

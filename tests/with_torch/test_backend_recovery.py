@@ -248,6 +248,27 @@ def test_a_wrong_shrink_is_refused(three: Ranks) -> None:
     )
 
 
+def test_torchs_reconfigure_rebuilds_and_refuses_what_is_no_rank(three: Ranks) -> None:
+    """Its ranks are handles, which a program exchanges by itself."""
+    three.run(
+        "from types import SimpleNamespace\n"
+        "group = dist.group.WORLD\n"
+        "def reconfigure(handles):\n"
+        "    if not hasattr(distributed_c10d, '_reconfigure'):  # before torch 2.14\n"
+        "        options = SimpleNamespace(handles=handles, timeout=None)\n"
+        "        return group.reconfigure(options)\n"
+        "    return distributed_c10d._reconfigure(1, handles)\n"
+        "handles = [None] * 3\n"
+        "dist.all_gather_object(handles, group.get_reconfigure_handle())\n"
+        "assert group.supports_reconfigure is False\n"
+        "for bad in handles[::-1], [*handles, 'other'], set(), {'other'}:\n"
+        "    error = raised(lambda: reconfigure(bad))\n"
+        "    assert 'expected some of' in str(error), error"
+    )
+    abort_amid(three, "train(1)", "to be reconfigured")
+    three.run("assert reconfigure(set(handles)).wait()" + RECOVER)
+
+
 def test_a_sharded_model_has_no_rejoin(three: Ranks) -> None:
     three.run(
         "sharded = training.fully_shard(training.Net())\n"
@@ -274,7 +295,7 @@ def test_the_survivors_of_a_killed_rank_train_on_in_the_same_objects(
     check = """
 assert type(error).__name__ == "DistAbortedError", error
 assert "rank 1" in error.reason and "SIGKILL" in error.reason, error.reason
-assert rankscope.torch.shrink() == [1]
+reconfigure([handles[0], handles[2]])
 assert dist.get_world_size() == 2
 assert dist.get_rank() == (rank and 1)
 """
