@@ -38,8 +38,6 @@ names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 place = socket.gethostname(), *(os.environ[name] for name in names)
 """
 
-#: Seconds for which the cable is out: more than ipyparallel's own patience.
-CUT = 35.0
 #: Runs until a file is there.
 AWAITS = "import os, time\nwhile not os.path.exists({file!r}): time.sleep(0.05)\n"
 
@@ -288,10 +286,7 @@ def interrupt(cluster: Cluster) -> None:
 
 
 def cut(cluster: Cluster, sshd: Sshd) -> None:
-    """The cable is out for longer than ipyparallel would wait, and there again.
-
-    A notebook that has slept gives up its host meanwhile.
-    """
+    """The cable is out until a notebook that has slept gives up its host, and back."""
     morning, joined = (str(Path(sshd.python).with_name(n)) for n in ("woken", "joined"))
     laptop = subprocess.Popen(
         [
@@ -316,9 +311,8 @@ def cut(cluster: Cluster, sshd: Sshd) -> None:
     cell = cluster.execute(AWAITS.format(file=joined) + SUM.format(n=1000))
     hosts.cable.up = False
     until(lambda: silent(cluster) == [2, 3], WAIT, "the silence")
-    time.sleep(CUT)
-    dead = cluster.status().dead
     lost = laptop.communicate(timeout=WAIT)[0]
+    dead = cluster.status().dead
     hosts.cable.up = True
     Path(joined).touch()
     cell.result(WAIT)
