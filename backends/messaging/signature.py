@@ -173,4 +173,6 @@ def _sentence(found: Difference, sender: str, members: Members) -> str:
         )
     if what == "root":
         theirs, ours = (members.ranks[int(root)] for root in (theirs, ours))
-    return f"{what} {theirs} on {sender}, {ours} on {receiver}"
+    # Both ranks tell, in one order: what tells of both then has it once.
+    sides = sorted([(sender, theirs), (receiver, ours)], key=lambda one: one[0])
+    return f"{what} {', '.join(f'{value} on {rank}' for rank, value in sides)}"

@@ -77,8 +77,8 @@ def test_the_first_difference_is_told(
         ({}, 5, "rank 7 sent 5 bytes where 8 were expected"),
         ({}, LONGER, "rank 7 sent more than the 8 bytes that were expected"),
         # More than a size that differs, as it may be the reason.
-        ({"dtype": "i4"}, 5, "dtype int32 on rank 7, float32 on rank 4"),
-        ({"root": 1}, 8, "root 7 on rank 7, 4 on rank 4"),
+        ({"dtype": "i4"}, 5, "dtype float32 on rank 4, int32 on rank 7"),
+        ({"root": 1}, 8, "root 4 on rank 4, 7 on rank 7"),
         ({"calls": 2}, 8, "rank 7 has called 1 collective more than rank 4"),
         ({"calls": 3}, 8, "rank 7 has called 2 collectives more than rank 4"),
     ],
