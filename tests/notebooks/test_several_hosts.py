@@ -53,7 +53,7 @@ def test_the_ranks_are_in_the_order_of_their_hosts(
 def test_a_rank_that_dies_comes_back_on_its_host(
     outputs: dict[str, str], names: list[str]
 ) -> None:
-    died = r"rank 3\nEngineDied: killed by SIGKILL \(.* on " + names[3]
+    died = r"rank 3: EngineDied: killed by SIGKILL \(.* on " + names[3]
     assert re.search(died, outputs["dead"])
     assert "rank 3 restarted" in outputs["restart"]
     found = re.findall(r"\[\d\] +(\S+) (\d+|has nothing)", outputs["again"])

@@ -239,7 +239,7 @@ def _missed_first(rank: int, waits: Sequence[Wait], picture: Picture) -> Wait:
     """
     following = picture.last_order(rank) + 1
     # The others wait for a rank that ended because of it.
-    waits = [one for one in waits if rank in one.group.ranks] or waits
+    waits = [one for one in waits if rank in one.awaited] or waits
 
     def key(wait: Wait) -> tuple[int, int, int, int]:
         order = wait.op.order if wait.op is not None else 1 << 62

@@ -46,6 +46,11 @@ class Wait:
     unsure: bool = False
 
     @property
+    def awaited(self) -> set[int]:
+        """The ranks that it may wait for."""
+        return {*self.absent, *self.unknown, *self.any_of}
+
+    @property
     def name(self) -> str:
         """The name of the op."""
         return self.op.op if self.op is not None else ""

@@ -108,8 +108,7 @@ def _waiting(cause: Cause, picture: Picture, names: Names) -> tuple[Waiting, ...
         return ()
     found: dict[tuple[str, str], set[int]] = {}
     for wait in picture.waits:
-        awaited = {*wait.absent, *wait.unknown, *wait.any_of}
-        if wait.rank in cause.culprits or awaited.isdisjoint(cause.culprits):
+        if wait.rank in cause.culprits or wait.awaited.isdisjoint(cause.culprits):
             continue
         key = names.edge(wait), wait.group.name
         found.setdefault(key, set()).add(wait.rank)
@@ -231,12 +230,11 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
         how = tell_how(cause.culprits, picture.evidence)
         return f"{how}; {waiting} in {names.wait(wait)}" if waiting else how
     text = f"{who} {have(cause.culprits)} not entered {names.wait(wait)}"
-    if wait.other is None and set(cause.culprits).isdisjoint(wait.group.ranks):
+    if wait.other is None and wait.awaited.isdisjoint(cause.culprits):
         where = whereabouts(cause.culprits, picture, names, wait)
-        ended = sorted({*wait.absent, *wait.unknown})
         # Of several in different places, each is named there.
         told = re.sub("^(it|they) ", f"{who} ", where) if where else ""
-        text = f"{waiting} in {names.wait(wait)} for {some(ended)}"
+        text = f"{waiting} in {names.wait(wait)} for {some(wait.awaited)}"
         text = f"{told}; {text}" if told else text
         return f"{text}, whose error names {who}"
     if wait.other is not None:
@@ -261,9 +259,9 @@ def _first_waits(cause: Cause) -> list[Wait]:
     left = set(cause.culprits)
     for one in cause.waits:
         # Those of all culprits come first; one wait may be that of several.
-        if not left.isdisjoint(awaited := {*one.absent, *one.unknown, *one.any_of}):
+        if not left.isdisjoint(one.awaited):
             firsts.add(one.place)
-            left -= awaited
+            left -= one.awaited
     return [one for one in cause.waits if one.place in firsts]
 
 

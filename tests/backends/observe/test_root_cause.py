@@ -557,6 +557,20 @@ def test_a_rank_that_has_left_ended_the_one_for_whom_others_wait() -> None:
             )
 
 
+def test_a_rank_that_has_left_is_not_said_to_owe_the_send_of_another_one() -> None:
+    """Rank 1's send was refused, since rank 0 has left, and with it the store."""
+    ranks = four()
+    ranks[0].facts = {"has_left": True}
+    ranks[1].facts = {"ended_by": (0,), "location": SourceLine("/job/train.py", 7)}
+    ranks[2].issue("recv", peer=1)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0,))
+    assert found.text == (
+        "rank 0 has left the program; rank 2 waits in recv #1 from rank 1 of group "
+        "'world' (train.py:10) for rank 1, whose error names rank 0"
+    )
+
+
 def test_who_has_sent_to_a_root_does_not_show_that_a_dead_rank_has() -> None:
     ranks = four()
     for one in (ranks[0], ranks[2]):
