@@ -15,7 +15,7 @@ from IPython.utils.capture import capture_output
 
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
-from rankscope.engines.cluster import launch, metrics, preconditions
+from rankscope.engines.cluster import launch, preconditions
 from rankscope.engines.status import ClusterStatus
 from rankscope.magics import arguments, extension, load_ipython_extension
 from rankscope.magics.output.failures import plain
@@ -203,6 +203,7 @@ def test_running_ranks_are_replaced(
 def test_the_metrics_are_served_until_the_cluster_is_dropped(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    metrics = pytest.importorskip("rankscope.engines.cluster.metrics")
     served: list[Any] = []
 
     class Server:
