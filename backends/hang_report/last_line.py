@@ -12,15 +12,14 @@ from typing import Any
 
 from ..groups.world import world
 from ..observe.export import local_dump
-from ..observe.joint_ops import slim
+from ..observe.joint_ops import share_of, slim
 from ..observe.lateness import Lateness, late_lines
 from .meeting import Meeting
 
 __all__ = ["last_line", "last_ops"]
 
-#: The newest records that a rank leaves, those of all ranks of a host together, and
-#: how many it leaves at least.
-LAST, IN_ALL, LEAST = 600, 25_600, 24
+#: The newest records that a rank leaves: fewer where the host has many ranks.
+LAST = 600
 _LEFT, _TOLD = "last_ops", "last_line"
 
 
@@ -53,8 +52,8 @@ def last_line(meeting: Meeting, ops: Mapping[str, Any] | None = None) -> str:
     ranks = [*meeting.known()]
     if len(ranks) < 2:
         return ""
-    last = max(LEAST, min(LAST, IN_ALL // len(ranks)))
-    meeting.put(f"{_LEFT}_{meeting.rank}", dict(ops or last_ops(last)))
+    mine = ops or last_ops(share_of(len(ranks), LAST))
+    meeting.put(f"{_LEFT}_{meeting.rank}", dict(mine))
     found = {rank: meeting.get(f"{_LEFT}_{rank}") for rank in ranks}
     left = {rank: one for rank, one in found.items() if one is not None}
     if any(meeting.lives(rank) for rank in ranks if rank not in left):

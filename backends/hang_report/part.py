@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,12 @@ def _name_of(file: str) -> str:
     reader takes them for the user's.
     """
     cell = recorder.name_source((file, 1, "")).partition(" line ")[0]
-    if cell.startswith("cell "):
-        return cell
+    return cell if cell.startswith("cell ") else _name_in_package(file)
+
+
+# A file is in many frames, and there are thousands of modules.
+@cache
+def _name_in_package(file: str) -> str:
     # The packages of a checkout are mapped from folders of other names.
     for name, module in [] if is_installed(file) else list(sys.modules.items()):
         if name.partition(".")[0] == _PACKAGE and name.count(".") < 2:

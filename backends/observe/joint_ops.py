@@ -27,6 +27,7 @@ __all__ = [
     "align",
     "followed",
     "number_of",
+    "share_of",
     "slim",
     "why_unknown",
 ]
@@ -35,12 +36,20 @@ __all__ = [
 LATE = 100_000
 
 
+#: Records of all ranks together that are judged once they have ended, and those that
+#: each has at least.
+_IN_ALL, _LEAST = 25_600, 24
 #: What is needed of a record here, beside its line.
 _NEEDED = (
     *("group_id", "generation", "collective_seq_id", "op", "backend", "is_p2p"),
     *("state", "sizes", "splits"),
     *("time_created_ns", "time_ended_ns", "time_waited_ns"),
 )
+
+
+def share_of(ranks: int, most: int) -> int:
+    """Return how many records of each of so many ranks are judged: `most`, or fewer."""
+    return max(_LEAST, min(most, _IN_ALL // max(1, ranks)))
 
 
 def slim(record: Record) -> dict[str, Any]:

@@ -243,11 +243,10 @@ def _agreements(record: Record, ranks: Sequence[int]) -> dict[str, Any]:
         "root": None if record["is_p2p"] or peer is None else ranks[peer],
         "reduce_op": record["reduce_op"],
         "tag": tag_of(record) if record["is_p2p"] else None,
-        # Where it has completed, nobody disagrees.
-        "splits": splits_of(record, len(ranks))
-        if record["state"] != "completed"
-        else None,
     }
+    if record["state"] != "completed":
+        # Else nobody disagrees. Not `splits`: that is what the caller gave.
+        found["parts"] = splits_of(record, len(ranks))
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -344,7 +344,7 @@ def _op(
         reduce_op=_text(entry.get("reduce_op")),
         tag=_integer(entry.get("tag")),
         line=users_line(entry.get("frames")),
-        splits=_splits(entry.get("splits"), ranks),
+        splits=_splits(entry.get("parts"), ranks),
     )
     if state == "completed" and not self.times:
         return op, own

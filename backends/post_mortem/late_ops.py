@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..observe.joint_ops import share_of
 from ..observe.lateness import Lateness
 from ..observe.records import Record
 from .flight_dump import Dump, Entry
@@ -15,8 +16,8 @@ from .source_lines import users_line
 
 __all__ = ["LAST", "late_records", "lateness_of"]
 
-#: The newest records of each rank, and those of all ranks together, that are judged.
-LAST, IN_ALL, LEAST = 200, 25_600, 24
+#: The newest records of each rank that are judged: fewer where there are many ranks.
+LAST = 200
 
 
 def late_records(entries: Sequence[Entry]) -> list[Record]:
@@ -66,7 +67,7 @@ def lateness_of(
     Of a rank whose dump does not name its host, the clock is its own.
     """
     lateness = Lateness(ended=True)
-    last = max(LEAST, min(LAST, IN_ALL // max(1, len(records))))
+    last = share_of(len(records), LAST)
     lateness.take(
         {
             rank: {

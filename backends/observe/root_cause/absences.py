@@ -43,12 +43,7 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             for rank in wait.any_of:
                 edges[wait.rank].add(rank)
                 awaited[rank].append(wait)
-    for rank in [one for one in awaited if one not in edges]:
-        for other in picture.rank(rank).ended_by or ():
-            if other != rank:
-                edges[rank].add(other)
-                awaited[other] += awaited[rank]
-    for rank, other in _ended_by_others(picture, awaited):
+    for rank, other in _ended_by_others(picture, awaited, edges):
         # It waits for nobody any more: the other one is why it does not come.
         edges[rank].add(other)
         awaited[other] += awaited[rank]
@@ -84,25 +79,24 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
 
 
 def _ended_by_others(
-    picture: Picture, awaited: Collection[int]
+    picture: Picture, awaited: Collection[int], edges: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Return ranks whose cell an op's error has ended, each with one at fault for it.
+    """Return ranks that an op's error has ended, each with one at fault for it.
 
-    A dead rank of the op's group, or one that issued the op unlike the others.
+    One that the error names, where the rank has no op of its `edges` that tells more; a
+    dead rank of the op's group, or one that issued the op unlike the others.
     """
     found = []
     for rank in sorted(awaited):
-        group = picture.rank(rank).failed_in
-        if group is None:
-            continue
-        dead = [one for one in group.ranks if picture.rank(one).death is not None]
-        unlike = [
-            one
-            for difference in picture.differences
-            if difference.group == group and not difference.weak
-            for one in difference.culprits
-        ]
-        found += [(rank, other) for other in (*dead, *unlike) if other != rank]
+        one = picture.rank(rank)
+        others = [] if rank in edges else [*(one.ended_by or ())]
+        if one.failed_in is not None:
+            ranks = one.failed_in.ranks
+            others += [two for two in ranks if picture.rank(two).death is not None]
+            for difference in picture.differences:
+                if difference.group == one.failed_in and not difference.weak:
+                    others += difference.culprits
+        found += [(rank, other) for other in others if other != rank]
     return found
 
 
