@@ -33,6 +33,23 @@ class Callers:
     def named(self, line: SourceLine) -> str:
         """Return ``train.py:7``, or ``train.py:7, called at train.py:21``."""
         depth = self._depths.get(str(line))
+        if depth is None:
+            depth = _other_cell(line)
         if depth is None or depth >= len(line.callers):
             return str(line)
         return f"{line}, called at {line.callers[depth]}"
+
+
+def _other_cell(line: SourceLine) -> int | None:
+    """Return which caller of a cell's line is the first one in another cell.
+
+    The line is that of a helper, and the cell that runs is the caller's.
+    """
+    if not line.file.startswith("cell "):
+        return None
+    others = (
+        depth
+        for depth, one in enumerate(line.callers)
+        if one.file.startswith("cell ") and one.file != line.file
+    )
+    return next(others, None)

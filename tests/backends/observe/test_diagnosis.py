@@ -20,12 +20,14 @@ from rankscope.backends import DistAbortedError, OpType, ReduceOp, Work, WorkSta
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.spec import GroupSpec
+from rankscope.backends.observe.callers import Callers
 from rankscope.backends.observe.diagnosis import (
     completed_unlike,
     diagnose,
     explain,
     failed_last,
 )
+from rankscope.backends.observe.evidence import SourceLine
 from rankscope.backends.observe.live_evidence import live_evidence
 from rankscope.backends.observe.verdicts import ConfirmTwice, Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import GroupCounters, Record
@@ -720,6 +722,17 @@ def test_a_helper_with_one_caller_is_told_without_it(ranks: list[Simulated]) -> 
         one.issue(OpType.ALL_REDUCE, 7, called=24)
     told = "all_reduce #2 (cell 7 line 7, called at train.py:24): it"
     assert told in str(only(ranks))
+
+
+def test_a_helper_of_another_cell_is_told_with_the_cell_that_runs() -> None:
+    """No other op of the helper is known: ops that were fast have no line."""
+    line = SourceLine.of("cell 4 line 37")
+    assert line is not None
+    callers = tuple(map(SourceLine, ("model.py", "cell 6", "cell 8"), (9, 1, 2)))
+    line = line._replace(callers=callers)
+    assert Callers([line]).named(line) == "cell 4 line 37, called at cell 6 line 1"
+    inside = line._replace(callers=callers[:1])
+    assert Callers([inside]).named(inside) == "cell 4 line 37"
 
 
 def test_groups_that_wait_for_each_other_are_told_as_one_cycle() -> None:
