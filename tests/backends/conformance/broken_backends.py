@@ -172,7 +172,13 @@ class OnlyWhenWaited(StoreBackend):
                 else:
                     work.mark_failed(inner._exception)
 
+        def give_up(done: Work) -> None:
+            # A call that was still queued is not made: nothing else ends its Work.
+            if done._exception is not None:
+                inner.mark_failed(done._exception)
+
         work.finish_op = finish
+        work.add_done_callback(give_up)
         work.mark_started()
         return work
 
