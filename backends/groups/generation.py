@@ -76,6 +76,9 @@ class Generation:
         self.spec = spec
         self.number = number
         self.timing = timing
+        #: When it was made, and when it ended (``time.monotonic()``).
+        self.began = time.monotonic()
+        self.ended: float | None = None
         self.status = GroupCounters(
             spec.name, spec.global_rank, number, spec.ranks, spec.key.id
         )
@@ -312,6 +315,7 @@ class Generation:
         with self._abort_lock:
             if self.aborted is not None:
                 return
+            self.ended = time.monotonic()
             self.aborted = reason
             backends = list(self.backends.values())
         self._ended.set()

@@ -79,6 +79,9 @@ class World:
         self._lock = threading.RLock()
         #: The libraries whose groups are watched on this rank.
         self.sources: list[GroupSource] = []
+        # The ranks that were dead when the running cell was sent, and since when this
+        # one knows it (``time.monotonic()``).
+        self._dead: dict[int, float] = {}
         #: Why there are no groups, if it is known: in a forked child, in a rank that is
         #: being made ready.
         self.no_groups: str | None = None
@@ -303,9 +306,10 @@ class World:
 
         `groups` are ids (`GroupKey.id`), or names that one group has; ``None``: all.
         Errors contain `reason` and who aborts, `by` (default: this rank). `by_death`:
-        the culprits have died, and other libraries' groups that
-        `WatchedGroup.goes_on_without` them are left alone. What a person aborts ends in
-        every group: one group may wait because another one does.
+        the culprits have died, and what goes on without them is left alone: groups that
+        were made without them once their death was known here, and other libraries'
+        that `WatchedGroup.goes_on_without` them. What a person aborts ends in every
+        group: one group may wait because another one does.
 
         Raises `ValueError` where this rank is not in one of `groups`; then none is
         aborted.
@@ -313,9 +317,7 @@ class World:
         known = self._all_groups()
         chosen = known if groups is None else [self._find(one, known) for one in groups]
         if by_death:
-            watched = self.watched_groups()
-            unharmed = {one.key for one in watched if one.goes_on_without(culprits)}
-            chosen = [one for one in chosen if one.key not in unharmed]
+            chosen = [one for one in chosen if not self._outlives(one, culprits)]
         # At once: a backend waits up to a second for its library to end a group.
         aborts = [
             partial(one.abort, reason, by=by, culprits=culprits) for one in chosen
@@ -328,6 +330,30 @@ class World:
                 for done in [pool.submit(abort) for abort in aborts]:
                     done.result()
         return [one.key.name for one in chosen]
+
+    def note_dead(self, ranks: Iterable[int]) -> None:
+        """Keep which ranks were dead when the cell that begins here was sent."""
+        now = time.monotonic()
+        self._dead = {rank: self._dead.get(rank, now) for rank in ranks}
+
+    def _outlives(
+        self, group: ProcessGroup | WatchedGroup, dead: Sequence[int]
+    ) -> bool:
+        """Return whether `group` goes on when this rank is told that others are `dead`.
+
+        The message may come after this rank has learned of the death in another way,
+        and made a group without them.
+        """
+        if not isinstance(group, ProcessGroup):
+            return group.goes_on_without(dead)
+        if not set(dead).isdisjoint(group.ranks):
+            return False
+        known = [self._dead[rank] for rank in dead if rank in self._dead]
+        for one in self.groups():
+            ended, reason = one.current.ended, one.aborted
+            if ended and reason and not set(dead).isdisjoint(reason.culprits):
+                known.append(ended)
+        return any(at <= group.current.began for at in known)
 
     def rebuild(
         self,
@@ -345,6 +371,8 @@ class World:
         with self._lock:
             if store is not None:
                 self.store = store
+            # A notebook restarts dead ranks first.
+            self._dead.clear()
             known = self._all_groups()
             chosen = known if group is None else [self._find(group, known)]
             for one in chosen:

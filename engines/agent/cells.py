@@ -177,6 +177,7 @@ class Cells:
     def _prepare(self, request: Mapping[str, Any]) -> None:
         self.number = request["cell"]
         self._print_marks.begin()
+        world.note_dead(request["dead"])
         if request["group"] is not None:
             self._scope.enter_context(world.default_group(request["group"]))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -103,9 +103,11 @@ class CellRunner:
             "allow_stdin": False,
             "stop_on_error": False,
         }
+        dead = [slot.rank for slot in self._registry.slots if not slot.alive]
         for rank in execution.ranks:
             metadata = {
                 "cell": execution.cell,
+                "dead": dead,
                 "group": groups.get(rank),
                 "keep_value": execution.keep_value,
                 "key": key,

@@ -425,7 +425,8 @@ class Ranks(ObservedRanks):
             self._tell_death(slot)
 
     def _tell_death(self, slot: RankSlot) -> None:
-        if self._open:
+        # A crash takes seconds to explain: the rank may have been restarted meanwhile.
+        if self._open and self._registry.slots[slot.rank] is slot:
             with contextlib.suppress(OSError):
                 death, culprits = str(slot.death), [slot.rank]
                 self._registry.post(

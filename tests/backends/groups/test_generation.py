@@ -213,3 +213,47 @@ def test_all_groups_are_aborted_at_once(
     assert world.abort(None, "enough") == ["default", "other"]
     assert not together.broken
     assert str(group.aborted) == str(other.aborted)
+
+
+def test_a_death_that_is_told_late_leaves_what_was_made_after_it(
+    group: dist.ProcessGroup,
+) -> None:
+    """Made anew or for the first time; what was there before may wait for it."""
+
+    def make(name: str) -> dist.ProcessGroup:
+        made = dist.new_group([0, 1], group_desc=name)
+        assert isinstance(made, dist.ProcessGroup)
+        return made
+
+    before, again = make("before"), make("again")
+    group.abort("rank 2 is dead", culprits=[2])
+    again.rebuild()
+    after, others = make("after"), dist.new_group([0, 2], group_desc="others")
+    assert isinstance(others, dist.ProcessGroup)
+    ended = world.abort(None, "rank 2 is dead", culprits=[2], by_death=True)
+    assert ended == ["default", "before", "others"]
+    assert before.aborted
+    assert not again.aborted
+    assert not after.aborted
+    # Of another death nobody knew.
+    world.abort(None, "rank 3 is dead", culprits=[3], by_death=True)
+    assert after.aborted
+
+
+def test_a_cell_that_was_sent_after_a_death_may_learn_of_it_late(
+    group: dist.ProcessGroup,
+) -> None:
+    def make(name: str) -> None:
+        dist.new_group([0, 1], group_desc=name)
+
+    make("before")
+    world.note_dead([2])
+    make("after")
+    world.note_dead([2])
+    ended = world.abort(None, "rank 2 is dead", culprits=[2], by_death=True)
+    assert ended == ["default", "before"]
+    # It was restarted: another death.
+    world.note_dead([])
+    make("later")
+    ended = world.abort(None, "rank 2 is dead", culprits=[2], by_death=True)
+    assert ended == ["default", "before", "after"]

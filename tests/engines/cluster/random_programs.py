@@ -468,6 +468,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--seeds", type=int, default=20, metavar="N")
     parser.add_argument("--backend", default="", help="of the groups (the default one)")
+    parser.add_argument("--engines", default="", help="mpi: by mpiexec")
     parser.add_argument("--torch", default="", help="the backend of torch's ops")
     parser.add_argument("--fault", default="", choices=["", *FAULTS])
     parser.add_argument("--scripts", action="store_true", help="as scripts, in no cell")
@@ -477,8 +478,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         do = run_script
         if not asked.scripts:
-            given = {"backend": asked.backend, "torch": asked.torch}
-            options = {name: value for name, value in given.items() if value}
+            names = ("backend", "engines", "torch")
+            options = {one: given for one in names if (given := getattr(asked, one))}
             cluster = stack.enter_context(Cluster.start(RANKS, **options))
             setup = TORCH_SETUP if asked.torch else SETUP
             cluster.execute(setup).result()

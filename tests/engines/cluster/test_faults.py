@@ -315,6 +315,39 @@ def test_a_subgroup_lives_on_without_a_dead_rank(cluster: Cluster) -> None:
     cluster.rebuild()
 
 
+#: The agent hears of a death once the next cell has made its group.
+HEARS_LATE = """
+import threading
+from rankscope.backends.groups.world import world
+made, told = threading.Event(), threading.Event()
+def abort(*groups, **how):
+    made.wait(20)
+    try:
+        return type(world).abort(world, *groups, **how)
+    finally:
+        told.set()
+world.abort = abort
+"""
+SURVIVORS = f"""
+some = dist.new_group([0, 1, 3], group_desc='some')
+made.set()
+assert told.wait({WAIT})
+del world.abort
+dist.barrier(group=some)
+"""
+
+
+def test_a_death_that_is_told_late_leaves_the_group_of_the_survivors(
+    cluster: Cluster,
+) -> None:
+    cluster.execute(HEARS_LATE, ranks=[0, 1, 3]).result(WAIT)
+    kill(cluster, 2)
+    until(lambda: cluster.status().dead == [2], WAIT, "the death to be noticed")
+    cluster.execute(SURVIVORS, ranks=[0, 1, 3]).result(WAIT)
+    cluster.restart([2])
+    cluster.rebuild()
+
+
 def test_a_living_rank_is_restarted_in_the_middle_of_a_cell(cluster: Cluster) -> None:
     make = "trio = dist.new_group([0, 1, 3], group_desc='trio', timeout=77)"
     cluster.execute(make).result(WAIT)
