@@ -148,6 +148,7 @@ def fuse(ops: Sequence[Op]) -> Op:
     return fused
 
 
+@np.errstate(all="ignore")
 def _divide(output: Array, size: int) -> None:
     if output.dtype.kind in "iu":
         # Towards zero, as NCCL's average of integers; // would round down.
@@ -174,6 +175,7 @@ def _multiplied(
         )
     wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
+    @np.errstate(all="ignore")
     def copy(array: Array) -> Array:
         made = array.astype(wide, order="C", copy=True)
         made *= factor
@@ -190,9 +192,9 @@ def _multiplied(
         total = copy(output)
         summed = (total, *rest)
 
+    @np.errstate(all="ignore")
     def store() -> None:
         # A value beyond the dtype becomes infinite without a warning.
-        with np.errstate(over="ignore"):
-            output[...] = total
+        output[...] = total
 
     return summed, wide, store

@@ -7,6 +7,7 @@ Work drives the queue of its group; for Works that no thread waits for, `progres
 from __future__ import annotations
 
 import collections
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -156,6 +157,10 @@ class MessageQueue:
         self._over: list[MessageWork] = []
         # The error of an op that was being issued, until it has ended the group.
         self._unreported: Exception | None = None
+        # Where reductions run: the IEEE results, whatever numpy.seterr says in the
+        # thread that advances; an error there would end the group on some ranks.
+        self._arithmetic = contextvars.Context()
+        self._arithmetic.run(np.seterr, all="ignore")
         # Stages, of all Works.
         self._posted = 0
         self._closed = self._abandoned = False
@@ -373,7 +378,7 @@ class MessageQueue:
             if self._closed:  # by a signal handler, just now
                 return False
             self._resumed = work
-            stage = next(work.schedule, None)
+            stage = self._arithmetic.run(next, work.schedule, None)
             if stage is not None:
                 self._post(work, stage)
             self._resumed = None

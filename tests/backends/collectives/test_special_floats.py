@@ -53,6 +53,8 @@ def reductions(me: Rank, backend: str) -> int:
                 given = inputs(done, me.size, size, dtype)
                 with np.errstate(invalid="ignore"):
                     wanted = reduce(ufunc, given)
+                # What the program has numpy do in its own arithmetic is not for ours.
+                with np.errstate(all="raise"):
                     result = given[me.rank].copy()
                     dist.all_reduce(result, op=op)
                     output = np.empty(size, dtype)
@@ -86,6 +88,23 @@ def test_special_floats_are_reduced_as_numpy_does(backend: str, world: int) -> N
 )
 def test_special_floats_are_reduced_as_numpy_does_over_mpi() -> None:
     run_mpi_ranks(3, reductions, "mpi", timeout=150)
+
+
+def averages(me: Rank, backend: str) -> None:
+    """What is divided after the sum, and multiplied before it."""
+    dist.init_process_group(backend, timeout=60)
+    x = np.full(3, [np.inf, 1e-38, -np.inf][me.rank], np.float32)
+    y = np.full(3, 60_000, np.float16)
+    with np.errstate(all="raise"):
+        dist.all_reduce(x, op=dist.ReduceOp.AVG)
+        dist.all_reduce(y, op=dist.make_nccl_premul_sum(2.0))
+    assert np.isnan(x).all()
+    assert np.isinf(y).all()
+    dist.destroy_process_group()
+
+
+def test_arithmetic_beside_a_reduction_ends_no_group() -> None:
+    run_ranks(3, averages, "tcp")
 
 
 def the_case_of_gloo(me: Rank, backend: str) -> None:
