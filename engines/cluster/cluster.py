@@ -244,7 +244,7 @@ class Cluster(Ranks):
             engines,
             profile,
             cluster_id,
-            guarded=not keep,
+            keep=keep,
             lost_after=lost_after,
             hosts=of_mpi,
         )
@@ -274,6 +274,7 @@ class Cluster(Ranks):
             self._registry.start_status()
             launched.update_orphan_reaper()
             self._announce()
+            launched.keep()
         except BaseException:
             try:
                 if connected:

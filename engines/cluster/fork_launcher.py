@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher
-from traitlets import Bool
 
 from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
@@ -87,12 +86,6 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
 
     launcher_class = ForkedEngineLauncher
 
-    keep = Bool(
-        True,
-        config=True,
-        help="Whether the engines outlive the process that owns them.",
-    )
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # It imports while the controller starts, which `start` is called after.
@@ -125,8 +118,6 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
             self.server.close()
             raise
         self.notify_start([one.pid for one in engines])
-        if self.keep:
-            self.server.send({"keep": True})
 
     def _server_ended(self, server: ForkServer) -> None:
         for launcher in server.take_engines():

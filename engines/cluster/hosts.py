@@ -262,9 +262,7 @@ class Hosts:
         ``None``: with this process again.
         """
         for process in self._leashed():
-            # Without the job there are no ranks any more, nor can there be others.
-            of_job = self.job is not None and process is self.job.salloc
-            process.keep(controller, ends=of_job)
+            process.keep(controller)
 
     def release(self) -> None:
         """Let go of ranks that are kept, on the thread of the loop."""

@@ -4,10 +4,10 @@
 that it runs: an ssh, srun or salloc. What comes on stdin goes to the command, and what
 the command prints to stdout. Two lines are for this process:
 
-``{"keep": pid, "ends": false}``
+``{"keep": pid}``
     From now on the end of stdin is that of a notebook, and not of the ranks. The stdin
-    of the command ends with the process `pid` of this host, the cluster's controller.
-    True: that ends with the command, too, once the notebook has ended.
+    of the command ends with the process `pid` of this host, the cluster's controller,
+    which this process holds until the command has ended.
 ``{"keep": null}``
     The command ends with stdin again, as it does in the beginning.
 """
@@ -23,13 +23,26 @@ import subprocess
 import sys
 import time
 
-__all__ = ["KEEP"]
+__all__ = ["KEEP", "hold"]
 
 #: What a line for this process begins with.
 KEEP = b'{"keep":'
 #: Seconds between the end of the command's stdin, SIGTERM and SIGKILL: a salloc whose
 #: job is pending heeds SIGTERM alone.
 GRACE = 4.0
+
+
+def hold(controller: int) -> int | None:
+    """Hold a controller until the descriptor that is returned is closed.
+
+    It is a pipe to the stdin of that process; see `controller_main`. ``None``: it has
+    ended.
+    """
+    with contextlib.suppress(OSError):
+        held = os.open(f"/proc/{controller}/fd/0", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(held, b"held\n")
+        return held
+    return None
 
 
 def main() -> None:
@@ -59,7 +72,8 @@ class _Keeper:
         self._received = b""
         # A descriptor of the controller, once the cluster is kept.
         self._controller: int | None = None
-        self._ends_controller = self._owner_ended = False
+        self._held: int | None = None
+        self._owner_ended = False
         # When the child gets the next of these signals.
         self._next = 0.0
         self._signals = [signal.SIGTERM, signal.SIGKILL]
@@ -86,9 +100,6 @@ class _Keeper:
                 self._end_child()
             if self._printed in ready and not self._pass_on():
                 break
-        if self._controller is not None and self._owner_ended and self._ends_controller:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._controller, signal.SIGTERM)
 
     def _listen(self) -> None:
         """Handle what the owner has sent."""
@@ -103,15 +114,16 @@ class _Keeper:
                 with contextlib.suppress(BrokenPipeError):
                     self._stdin.write(line + b"\n")
 
-    def _keep(self, keep: int | None, ends: bool = False) -> None:
-        self._ends_controller = ends
-        if self._controller is not None:
-            os.close(self._controller)
-            self._controller = None
+    def _keep(self, keep: int | None) -> None:
+        for one in (self._controller, self._held):
+            if one is not None:
+                os.close(one)
+        self._controller = self._held = None
         # Of a controller that has ended already the owner has the leash as before.
         with contextlib.suppress(ProcessLookupError):
             if keep is not None:
                 self._controller = os.pidfd_open(keep)
+                self._held = hold(keep)
 
     def _pass_on(self) -> bool:
         """Pass on what the child has printed; return whether there may be more."""

@@ -109,17 +109,17 @@ def prepare(
     profile: str | None,
     cluster_id: str | None,
     *,
-    guarded: bool,
+    keep: bool,
     lost_after: float = LOST_AFTER,
     hosts: Hosts | None = None,
 ) -> Launched:
     """Make a cluster that is not started yet.
 
     `engines` is a launcher's name or `HOSTS`, `profile` an IPython profile,
-    `cluster_id` by default a new one. A `guarded` cluster ends with this process. An
-    engine that is silent for `lost_after` seconds is given up, unless its process is
-    one of this machine, or the process that leads to it. `hosts` are those on which
-    the launcher ``mpi`` is to start them; by default this one.
+    `cluster_id` by default a new one. The cluster ends with this process, unless it is
+    ready and to `keep`. An engine that is silent for `lost_after` seconds is given up,
+    unless its process is one of this machine, or the process that leads to it. `hosts`
+    are those on which the launcher ``mpi`` is to start them; by default this one.
 
     Raises `ClusterStartError` for a launcher that is not there.
     """
@@ -140,7 +140,7 @@ def prepare(
     if profile is not None:
         options["profile"] = profile
     try:
-        launched = Launched(lambda: ipyparallel.Cluster(**options), guarded=guarded)
+        launched = Launched(lambda: ipyparallel.Cluster(**options), kept=keep)
     except TraitError as error:
         raise ClusterStartError(
             f"engines={engines!r}: no such launcher here; there are "
@@ -164,13 +164,12 @@ def prepare(
             raise
     if engines == "local" and _can_fork(cluster):
         cluster.engine_launcher_class = ForkedEngineSetLauncher
-        cluster.config.ForkedEngineSetLauncher.keep = not guarded
     if engines == HOSTS:
         cluster.engine_launcher_class = HostEngineSetLauncher
     chosen = dict(_CONTROLLER_ARGS)
     local = (LocalEngineSetLauncher, ForkedEngineSetLauncher, HostEngineSetLauncher)
     # This process waits for those of the engines as long as the cluster is there.
-    waits = guarded and cluster.engine_launcher_class in local
+    waits = not keep and cluster.engine_launcher_class in local
     misses = ANY_MISSES if waits else int(1000 * lost_after / HEARTBEAT)
     chosen["HeartMonitor.max_heartmonitor_misses"] = misses
     if "engine_args" not in cluster.config.EngineLauncher:
@@ -188,9 +187,10 @@ def prepare(
     # A configuration may have the ports that a firewall lets through.
     configured = Path(cluster.profile_dir, "ipcontroller_config.py").exists()
     kind = cluster.controller_launcher_class.__name__
-    if guarded and kind == "LocalControllerLauncher":
+    if kind == "LocalControllerLauncher" and (not keep or engines == HOSTS):
         # Its parent is the thread of `launched`, which lives as long as this process.
-        command = [sys.executable, controller_main.__file__, str(os.getpid())]
+        owner = "kept" if keep else str(os.getpid())
+        command = [sys.executable, controller_main.__file__, owner]
         cluster.config.LocalControllerLauncher.setdefault("controller_cmd", command)
     if kind == "LocalControllerLauncher" and not configured:
         ports = launched.until_started.enter_context(reserved_ports(_PORTS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -28,6 +29,7 @@ from .files import files_of, remove
 from .fork_launcher import ForkedEngineSetLauncher
 from .host_launcher import HostEngineLauncher, HostEngineSetLauncher
 from .hosts import Hosts
+from .keeper_main import hold
 from .orphan_reaper import OrphanReaper
 from .processes import (
     is_stopped,
@@ -74,17 +76,19 @@ class Launched:
     always runs, so that the end of an engine is reported also while the notebook's
     main thread is blocked in a cell.
 
-    A `guarded` cluster has a process beside it, the orphan reaper, that ends the
-    cluster if this process is killed.
+    A cluster that is started has a process beside it, the orphan reaper, that ends the
+    cluster if this process is killed: a `kept` one until it is ready.
     """
 
     def __init__(
-        self, make: Callable[[], ipyparallel.Cluster], *, guarded: bool = False
+        self, make: Callable[[], ipyparallel.Cluster], *, kept: bool = True
     ) -> None:
-        self._guarded = guarded
+        self._kept = kept
+        # What keeps the controller of hosts that are kept, beside their keepers.
+        self._held: int | None = None
         #: What the cluster needs until its engines are there.
         self.until_started = contextlib.ExitStack()
-        #: Of a guarded cluster that was started.
+        #: Of a cluster that was started here, and ends with this process.
         self.orphan_reaper: OrphanReaper | None = None
         #: The hosts that engines are started on, where those are named.
         self.hosts: Hosts | None = None
@@ -113,13 +117,28 @@ class Launched:
         for engine_set in self.cluster.engines.values():
             if isinstance(engine_set, HostEngineSetLauncher):
                 self.hosts = engine_set.hosts
-        if self.hosts is not None and self.hosts.job is not None:
-            self.run(_call(self.hosts.job.watch))
+        if self.hosts is not None:
+            self._hold()
+            if self.hosts.job is not None:
+                self.run(_call(self.hosts.job.watch))
 
-    def _keep_hosts(self) -> None:
-        """Have the processes that hold the ranks of hosts outlive this one."""
+    def _hold(self) -> None:
+        """Keep the controller of kept hosts for as long as this process lives."""
+        if self._held is None and self.controller_pid is not None:
+            self._held = hold(self.controller_pid)
+
+    def keep(self) -> None:
+        """Have a cluster that is kept outlive this process, as it is ready now."""
+        if not self._kept:
+            return
+        for engine_set in self._fork_launchers():
+            engine_set.server.send({"keep": True})
         if self.hosts is not None and self.hosts.kept:
+            self._hold()
             self.hosts.keep(self.controller_pid)
+        if self.orphan_reaper is not None:
+            self.orphan_reaper.release()
+            self.orphan_reaper = None
 
     # -- starting ----------------------------------------------------------
 
@@ -137,8 +156,7 @@ class Launched:
 
         To be called before `start`.
         """
-        if self._guarded:
-            self.orphan_reaper = OrphanReaper(self._stop_file)
+        self.orphan_reaper = OrphanReaper(self._stop_file)
         if self.hosts is None or self.hosts.job is None:
             return
         job = self.hosts.job
@@ -209,7 +227,6 @@ class Launched:
         except BaseException:
             client.close(linger=0)
             raise
-        self._keep_hosts()
         return client
 
     def update_orphan_reaper(self) -> None:
@@ -291,7 +308,7 @@ class Launched:
             ) from None
         self.update_orphan_reaper()
         self._wait_for_engines(client, n, started, deadline, progress, before)
-        self._keep_hosts()
+        self.keep()
         return sorted(set(client.ids) - before)
 
     def _silent_hosts(self) -> str:
@@ -605,6 +622,8 @@ class Launched:
             self.orphan_reaper.release()
         if self.hosts is not None and self.hosts.kept:
             self.run(_call(self.hosts.release))
+        if self._held is not None:
+            os.close(self._held)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         # With the loop stopped: from what these threads report at their end,

@@ -162,13 +162,12 @@ class LeashedProcess:
         """Return the last lines of the output, as they stand below an error."""
         return f"\n--- its last output\n{self.last_output}" if self.last_output else ""
 
-    def keep(self, controller: int | None, ends: bool = False) -> None:
+    def keep(self, controller: int | None) -> None:
         """Have it end with the process `controller` of this host, not with this one.
 
-        ``None``: with this one again. Where it `ends` the controller, that one gets a
-        SIGTERM when it has ended and this process has.
+        ``None``: with this one again.
         """
-        self.send({"keep": controller, "ends": ends})
+        self.send({"keep": controller})
 
     def release(self) -> None:
         """Let go of a process that is kept, on the loop's thread."""

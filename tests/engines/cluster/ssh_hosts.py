@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,34 @@ for one in psutil.net_connections("tcp"):
         print(f"{one.laddr.ip}:{one.laddr.port}")
 """
 
-#: A notebook that is killed while its ranks run a cell.
+#: A notebook that is killed: at a line of the start's or a restart's progress, or while
+#: a cell runs; given the options of its ranks.
 VICTIM = """
-import os, sys, time
+import json, os, sys
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
-cluster = Cluster(hosts="host-a:1,host-b:2", remote_python=sys.argv[1])
-launched = cluster._launched
-print(*(one.pid for one in launched.processes()), *cluster.pids.values(), flush=True)
-cluster.execute("import time\\nwhile True: time.sleep(0.1)")
-time.sleep(1000)
+state, options = sys.argv[1], json.loads(sys.argv[2])
+def progress(text):
+    if text.startswith(state):
+        os.kill(os.getpid(), 9)
+with Cluster(progress=progress, **options) as cluster:
+    if state == "restart":
+        state = "1 of 1 engines"
+        cluster.restart([1], progress=progress)
+    cells = {
+        "loop": "import time\\nwhile True: time.sleep(0.1)",
+        "hang": "if rank: dist.barrier()",
+    }
+    cell = cluster.execute(cells[state])
+    until(lambda: cluster.status().ranks[1].busy, 60, "the cell")
+    os.kill(os.getpid(), 9)
 """
+#: What the processes of a victim have in their environment.
+MARK = "RANKSCOPE_TESTS_VICTIM"
+#: States in which a notebook is killed; in the first ones also one whose ranks are to
+#: outlive it.
+STARTING = ("host-b: conn", "starting 3", "making")
+RUNNING = ("loop", "hang", "restart")
 
 #: A notebook that is killed, and keeps its ranks; given by name the options of these.
 KEEPER = """
@@ -286,7 +304,10 @@ def interrupt(cluster: Cluster) -> None:
 
 
 def cut(cluster: Cluster, sshd: Sshd) -> None:
-    """The cable is out until a notebook that has slept gives up its host, and back."""
+    """The cable is out until a notebook that has slept gives up its host, and back.
+
+    A cluster that is kept has lost all its hosts then.
+    """
     morning, joined = (str(Path(sshd.python).with_name(n)) for n in ("woken", "joined"))
     laptop = subprocess.Popen(
         [
@@ -308,15 +329,23 @@ def cut(cluster: Cluster, sshd: Sshd) -> None:
     Path(morning).touch()
     said.append(laptop.stdout.readline())
 
+    kept = left_by(
+        hosts="host-b:1",
+        remote_python=sshd.python,
+        lost_after=LOST_AFTER,
+        cluster_id="lost",
+    )
+    kept_alive = all(map(lives, kept))
     cell = cluster.execute(AWAITS.format(file=joined) + SUM.format(n=1000))
     hosts.cable.up = False
     until(lambda: silent(cluster) == [2, 3], WAIT, "the silence")
     lost = laptop.communicate(timeout=WAIT)[0]
+    until(lambda: not any(map(lives, kept)), WAIT, "the end of what was kept")
     dead = cluster.status().dead
     hosts.cable.up = True
     Path(joined).touch()
     cell.result(WAIT)
-    tell("cut", dead=dead, slept=said, lost=lost)
+    tell("cut", dead=dead, slept=said, lost=lost, kept=[kept_alive, len(kept)])
 
 
 def refused(sshd: Sshd) -> None:
@@ -371,24 +400,37 @@ def interrupted_starts(sshd: Sshd) -> None:
 
 
 def killed(sshd: Sshd) -> None:
-    """The end of a notebook that is killed ends all within seconds."""
-    victim = subprocess.Popen(
-        [sys.executable, "-c", VICTIM, sshd.python], stdout=subprocess.PIPE, text=True
-    )
-    assert victim.stdout is not None
-    pids = [int(pid) for pid in victim.stdout.readline().split()]
-    processes = [psutil.Process(pid) for pid in pids]
-    began = time.monotonic()
-    victim.kill()
-    victim.communicate()
-    until(
-        lambda: (
-            not (any(map(psutil.Process.is_running, processes)) or sshd.processes())
-        ),
-        WAIT,
-        "the end of all",
-    )
-    tell("killed", processes=len(pids), seconds=time.monotonic() - began)
+    """The end of a notebook that is killed ends all within seconds, in any state."""
+    options = {"hosts": "host-a:1,host-b:2", "remote_python": sshd.python}
+    seconds = {}
+    for keep in (False, True):
+        for state in STARTING if keep else STARTING + RUNNING:
+            said = json.dumps({**options, "keep": keep})
+            mark = f"{MARK}={state}{keep}"
+            ended = subprocess.run(
+                ["env", mark, sys.executable, "-c", VICTIM, state, said],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ended.returncode == -signal.SIGKILL, ended.stderr
+            began = time.monotonic()
+            while marked(mark) or sshd.processes():
+                assert time.monotonic() < began + WAIT, f"{mark}: what does not end"
+                time.sleep(0.05)
+            seconds[mark] = time.monotonic() - began
+    tell("killed", seconds=seconds)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes that have a variable in their environment."""
+    name, _, value = mark.partition("=")
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            if one.environ().get(name) == value and lives(one):
+                found.append(one)
+    return found
 
 
 def mpi(sshd: Sshd) -> None:

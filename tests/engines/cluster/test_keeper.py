@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,18 @@ from rankscope.engines.cluster import keeper_main
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_leaks")]
 
 WAIT = 30
+
+#: The main program of a controller that is kept, without the controller.
+HELD = """
+import runpy, sys, time
+from rankscope.engines.cluster import controller_main
+def run_module(*args, **options):
+    print("held by nobody yet", flush=True)
+    time.sleep(100)
+runpy.run_module = run_module
+sys.argv[1:] = ["kept"]
+controller_main.main()
+"""
 
 #: Repeats each line, and ends with its stdin.
 ECHO = 'while read line; do echo "$line"; done; echo ended >&2; exit 3'
@@ -78,27 +91,30 @@ def test_the_owner_has_the_leash_again(
     assert controller.poll() is None
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_the_controller_ends_with_a_command_that_ends_it(
-    controller: subprocess.Popen[bytes], ends: bool
-) -> None:
-    """As the salloc of a job that is at its time limit."""
-    process = kept("read line; echo $line; exec sleep 60")
-    assert process.stdin is not None
-    assert process.stdout is not None
-    message = json.dumps({"keep": controller.pid, "ends": ends})
-    process.stdin.write(f"{message}\none\n")
-    assert process.stdout.readline() == "one\n"
-    process.stdin.close()
-    process.terminate()
-    assert process.wait(WAIT) == -signal.SIGTERM
-    for pipe in (process.stdout, process.stderr):
-        assert pipe is not None
-        pipe.close()
-    if ends:
+def test_a_controller_ends_when_nothing_holds_it_any_more() -> None:
+    """As where the last ssh has given up its host."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD], stdout=subprocess.PIPE, text=True
+    ) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == "held by nobody yet\n"
+        mine = keeper_main.hold(controller.pid)
+        assert mine is not None
+        processes = [kept("read line; echo $line; exec sleep 60") for _ in range(2)]
+        for process in processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps({"keep": controller.pid}) + "\none\n")
+            assert process.stdout.readline() == "one\n"
+        os.close(mine)
+        for process in processes:
+            with pytest.raises(subprocess.TimeoutExpired):
+                controller.wait(0.3)
+            process.terminate()
+            process.communicate(timeout=WAIT)
+            assert process.returncode == -signal.SIGTERM
         assert controller.wait(WAIT) == -signal.SIGTERM
-    else:
-        assert controller.poll() is None
+    assert keeper_main.hold(controller.pid) is None
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])

@@ -48,6 +48,16 @@ sys.stdin.readline()
 """
 
 
+#: Is killed at a step of the start of a cluster that is to outlive it.
+SHORT_LIVED = """
+import os, signal, sys
+from rankscope.engines import Cluster
+def progress(text):
+    if text.startswith(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+Cluster(2, keep=True, progress=progress)
+"""
+
 #: Has an orphan reaper, and is killed.
 GUARDED = """
 import os, signal, sys
@@ -198,7 +208,7 @@ class TestTheEnd:
         owner.kill()
         until(lambda: not owner.living(), WAIT, "controller and engines to end")
         # The next start cleans up.
-        prepare("local", None, None, guarded=True).close()
+        prepare("local", None, None, keep=False).close()
         assert [path for path in left if Path(path).exists()] == []
         assert not ClusterFile.load_all()
 
@@ -269,6 +279,12 @@ class TestKeepAndAttach:
         assert cluster.pull("x", 0) == {0: 1}
         cluster.shutdown()
         until(lambda: not kept.living(), WAIT, "the cluster to end")
+
+    @pytest.mark.parametrize("step", ["starting 2 engines", "2 of 2", "making"])
+    def test_one_whose_owner_is_killed_before_it_is_ready_ends(self, step: str) -> None:
+        """The check for leaks looks that nothing of it is left."""
+        owner = subprocess.run([sys.executable, "-c", SHORT_LIVED, step], check=False)
+        assert owner.returncode == -signal.SIGKILL
 
     def test_one_known_by_nothing_but_its_connection_file(self, kept: Owner) -> None:
         kept.kill()

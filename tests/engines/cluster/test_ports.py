@@ -76,7 +76,7 @@ def test_a_server_listens_at_a_reserved_port() -> None:
 @pytest.mark.processes
 def test_clusters_that_start_at_the_same_time_have_ports_of_their_own() -> None:
     """Each is prepared before the controller of the other listens."""
-    clusters = [prepare("local", None, None, guarded=True) for _ in range(2)]
+    clusters = [prepare("local", None, None, keep=False) for _ in range(2)]
     try:
         chosen = [
             set(argument.split("=")[1].split(","))
