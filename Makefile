@@ -35,7 +35,11 @@ ONCE_MORE := == once more, one at a time: the tests that failed. What passes now
 # Those of PyTorch, in the environment that has it. A record of failures of its own.
 TORCH_TESTS := .venv-torch/bin/python -m pytest -o cache_dir=build/pytest-torch tests/with_torch
 
-.PHONY: help demo lab check test test-torch test-pythons retest retest-torch soak soak-torch lint style contracts docs \
+# What needs namespaces of the network, with a real sshd and the daemons of a real Slurm.
+CLUSTER_TESTS := $(addprefix tests/engines/cluster/test_,\
+    ssh_hosts.py slurm.py partition.py two_hosts_ucx.py) tests/notebooks/test_several_hosts.py
+
+.PHONY: help demo lab check test test-torch test-cluster test-pythons retest retest-torch soak soak-torch lint style contracts docs \
     pictures notebooks types format bench clean distclean environment other-environments torch-environment typing
 
 help: ## list these targets
@@ -74,6 +78,9 @@ retest-torch: torch-environment ## make retest for make test-torch
 
 soak: environment ## the long tests: faults in a row, leaks, two hosts, Slurm, other front ends, MPICH
 	@$(BIN)/python -m pytest -m soak $(BY_FILE) $(PYTEST_ARGS)
+
+test-cluster: environment ## those of make soak on several hosts: ssh, Slurm, cuts, in network namespaces
+	@$(BIN)/python -m pytest $(CLUSTER_TESTS) $(BY_FILE) $(PYTEST_ARGS)
 
 test-pythons: environment ## install the wheel for every other Python found; run demo and some tests there
 	@$(BIN)/python -m tools.other_pythons $(PYTHONS)

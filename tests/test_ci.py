@@ -118,6 +118,18 @@ def test_make_test_leaves_the_tests_of_torch_out() -> None:
     assert "tests/with_torch/" not in collected
 
 
+def test_make_test_cluster_runs_all_tests_on_several_hosts() -> None:
+    """But those of torch, which have an environment of their own."""
+    named = {one for one in _options("test-cluster") if one.startswith("tests/")}
+    tests = [*ROOT.glob("tests/engines/**/*.py"), *ROOT.glob("tests/notebooks/*.py")]
+    found = {
+        str(one.relative_to(ROOT))
+        for one in tests
+        if "hosts.steps_of(" in one.read_text()
+    }
+    assert named == found
+
+
 def test_what_passes_the_second_time_is_named_and_green(folder: Path) -> None:
     (folder / "test_flaky.py").write_text(FLAKY)
     assert _run("test", folder)[0] == 1
