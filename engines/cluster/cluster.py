@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from ..wire.requests import Interrupt
 from . import launch, preconditions, recovery
-from .cluster_file import Announcement, ClusterFile, file_of_job
+from .cluster_file import Announcement, ClusterFile, file_of_job, job_of
 from .gpus import Gpus
 from .host_names import HostSpec
 from .host_options import hosts_for
@@ -175,6 +176,9 @@ class Cluster(Ranks):
     ([1024, 4096], 0)
     """
 
+    # The job of Slurm of ranks whose hosts are not known here.
+    _job: SlurmJob | None = None
+
     def __init__(
         self,
         n: int | None = None,
@@ -273,6 +277,8 @@ class Cluster(Ranks):
             recovery.assign_all(self._registry, sorted(client.ids), deadline, report)
             self._registry.start_status()
             launched.update_orphan_reaper()
+            if named is None and launched.is_local and of_mpi is None:
+                self._job = SlurmJob.watched(os.environ.get("SLURM_JOB_ID", ""))
             self._announce()
             launched.keep()
         except BaseException:
@@ -381,6 +387,9 @@ class Cluster(Ranks):
         try:
             if found.launched is not None:
                 self._watch_launched()
+            if self.slurm_job is None and not briefly:
+                job = job_of(self.cluster_id, self.profile)
+                self._job = SlurmJob.watched(job)
             report(f"requesting the ranks of {len(found.client.ids)} engines")
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
@@ -466,7 +475,7 @@ class Cluster(Ranks):
     def slurm_job(self) -> SlurmJob | None:
         """The job of Slurm whose nodes the ranks are on; ``None`` where it is none."""
         hosts = None if self._launched is None else self._launched.hosts
-        return None if hosts is None else hosts.job
+        return self._job if hosts is None else hosts.job
 
     @property
     def allocation(self) -> str:
@@ -620,6 +629,8 @@ class Cluster(Ranks):
             if launched is not None:
                 steps.callback(launched.stop)
             steps.callback(self._registry.close, unsubscribe=False)
+            if self._job is not None:
+                self._job.stop_watching()
             self._interrupt_cells()
             if launched is None or launched.has_lost_engines:
                 self._registry.terminate(self.ranks, "the cluster was shut down")
@@ -644,6 +655,8 @@ class Cluster(Ranks):
         with contextlib.ExitStack() as steps:
             if self._launched is not None:
                 steps.callback(self._launched.close)
+            if self._job is not None:
+                self._job.stop_watching()
             self._registry.close()
 
     def _leave(self, *, fresh: bool) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "end_reason",
     "file_of_job",
     "is_elsewhere",
+    "job_of",
     "this_client",
 ]
 
@@ -253,6 +254,19 @@ def file_of_job(number: str) -> ClusterFile:
             "home"
         )
     return jobs[number]
+
+
+def job_of(cluster_id: str, profile: str) -> str:
+    """Return the number of the job of Slurm that a cluster's ranks are in, or nothing.
+
+    On whichever host it was noted.
+    """
+    noted = (
+        one.job
+        for one in ClusterFile.load_all()
+        if (one.cluster_id, one.profile) == (cluster_id, profile)
+    )
+    return next(filter(None, noted), "")
 
 
 def is_elsewhere(cluster_id: str, profile: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,12 @@ def hosts_for(
             raise ClusterError(
                 "remote_python: mpiexec runs the Python of this one's path on all hosts"
             )
+    elif engines == "mpi":
+        nodes = os.environ.get("SLURM_JOB_NODELIST", "a,b")
+        raise ClusterError(
+            "slurm= does not go with the launcher mpi: in a job name its nodes (for "
+            f"{nodes} as --hosts a:2,b:2), and mpiexec starts the ranks there by srun"
+        )
     elif engines is not None:
         raise ClusterError(
             f"the launcher {engines}: hosts have one of their own, or mpi by ssh"

@@ -8,11 +8,11 @@ import re
 import shlex
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from ..errors import ClusterError, ClusterStartError
 from .leashed import LeashedProcess, ProcessEnd
@@ -152,8 +152,8 @@ def slurm_environment() -> dict[str, str]:
 class SlurmJob:
     """A job that is submitted with `options`, or without any the one we are in.
 
-    With a `number` it is a job of another process, which runs. Its methods run on the
-    thread of an event loop, its properties on any.
+    With a `number` it is a job of another process, which runs. What waits runs on the
+    thread of an event loop, everything else on any.
 
     Raises `ClusterError` where there is no Slurm, or no job, and `ValueError` for
     `options` that cannot be.
@@ -189,7 +189,16 @@ class SlurmJob:
         self._began = time.monotonic()
         self._asked = 0.0
         self._warned = 0
-        self._watching: asyncio.Task[None] | None = None
+        self._watched = threading.Event()
+
+    @classmethod
+    def watched(cls, number: str) -> SlurmJob | None:
+        """Return the job with a number, watched; ``None`` where Slurm is not here."""
+        if not number or any(shutil.which(one) is None for one in PROGRAMS):
+            return None
+        job = cls(number=number)
+        job.watch()
+        return job
 
     # -- the start -----------------------------------------------------------
 
@@ -225,8 +234,8 @@ class SlurmJob:
                 f"job {self.id} has no nodes: Slurm says {self.info.state or 'nothing'}"
             )
         self.watch()
-        names = await _run("scontrol", "show", "hostnames", self.info.nodes)
-        return names.split()
+        names = "scontrol", "show", "hostnames", self.info.nodes
+        return (await asyncio.to_thread(_run, *names)).split()
 
     async def pending(self) -> str:
         """Return what it waits for, and for how long it has."""
@@ -259,24 +268,29 @@ class SlurmJob:
     async def ask(self) -> JobInfo:
         """Ask Slurm for its state."""
         self._asked = time.monotonic()
-        text = await _run("scontrol", "show", "job", "-o", self.number)
+        await asyncio.to_thread(self._ask)
+        return self.info
+
+    def _ask(self) -> None:
+        text = _run("scontrol", "show", "job", "-o", self.number)
         if text:
             self.info = JobInfo.parse(text)
-        return self.info
 
     def watch(self) -> None:
         """Keep up with the end of the job, which an administrator may move."""
-        self._watching = asyncio.ensure_future(self._watch())
+        self._watched.clear()
+        threading.Thread(
+            target=self._watch, name="rankscope-slurm-job", daemon=True
+        ).start()
 
-    async def _watch(self) -> None:
-        while True:
-            await self.ask()
-            await asyncio.sleep(_ASK_RUNNING)
+    def _watch(self) -> None:
+        self._ask()
+        while not self._watched.wait(_ASK_RUNNING):
+            self._ask()
 
     def stop_watching(self) -> None:
         """Ask for its end no more."""
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watched.set()
 
     async def why_ended(self, outputs: Callable[[], Iterable[str]]) -> str:
         """Return why the job has ended; empty while it runs.
@@ -297,8 +311,12 @@ class SlurmJob:
     def text(self) -> str:
         """The job and the time that is left of it, in some words."""
         left = self.left
-        if self.ended or left is None:
-            return self.ended or f"Slurm's job {self.id}"
+        if self.ended:
+            return self.ended
+        if self.info.state and not self.info.alive:
+            return f"Slurm's job {self.id} ended: {self.info.why_ended('')}"
+        if left is None:
+            return f"Slurm's job {self.id}"
         return f"Slurm's job {self.id}: {span_text(left)} left"
 
     def warning(self) -> str:
@@ -337,20 +355,20 @@ class SlurmJob:
             )
 
 
-async def _run(*command: str) -> str:
+def _run(*command: str) -> str:
     """Return what a command of Slurm prints; empty where it fails."""
-    run: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
-
-    def call() -> str:
-        try:
-            return subprocess.run(
-                command, env=slurm_environment(), timeout=_COMMAND, **run
-            ).stdout
-        except subprocess.TimeoutExpired:
-            # The controller does not answer: what was known is the last.
-            return ""
-
-    return await asyncio.to_thread(call)
+    try:
+        return subprocess.run(
+            command,
+            env=slurm_environment(),
+            timeout=_COMMAND,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    except subprocess.TimeoutExpired:
+        # The controller does not answer: what was known is the last.
+        return ""
 
 
 def _clock(when: float) -> str:

@@ -78,6 +78,31 @@ with Cluster(slurm=sys.argv[1]) as cluster:
     print(repr(cluster.status().ranks[0].reason), flush=True)
 """
 
+#: A script, as `srun` starts it, without a variable of its own.
+HELLO = """
+import os, socket
+import numpy as np
+import rankscope as dist
+dist.init_process_group()
+x = np.ones(3)
+dist.all_reduce(x)
+local = os.environ["LOCAL_RANK"]
+print(socket.gethostname(), dist.get_rank(), local, int(x[0]), flush=True)
+dist.destroy_process_group()
+"""
+#: The same with torch.
+TRAIN = """
+import os, socket
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(3)
+dist.all_reduce(x)
+local = os.environ["LOCAL_RANK"]
+print(socket.gethostname(), dist.get_rank(), local, int(x[0]), flush=True)
+dist.destroy_process_group()
+"""
+
 #: A notebook within a job.
 INSIDE = """
 from rankscope.engines import Cluster
@@ -86,12 +111,24 @@ with Cluster(slurm=True) as cluster:
     print(cluster.slurm_job.id, *cluster.pull("here").values())
 """
 
+#: A notebook within a job, whose ranks mpiexec starts on the nodes.
+MPI_INSIDE = f"""
+from rankscope.engines import Cluster
+with Cluster(hosts="host-a:2,host-b:2", backend="cpu:mpi") as cluster:
+    cluster.execute({SUM.format(n=1000)!r}).result(60)
+    cluster.execute("import socket; here = socket.gethostname()").result(60)
+    print(*cluster.pull("here").values())
+"""
+
 #: A notebook on another login node, which ends the ranks of a job.
 ELSEWHERE = """
 import sys
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 cluster = Cluster.attach(slurm=sys.argv[1])
 print(*cluster.pull("mine").values())
+until(lambda: "left" in cluster.status().allocation, 60, "the time that is left")
+print(cluster.status().allocation)
 cluster.shutdown()
 """
 
@@ -384,17 +421,28 @@ def kept() -> None:
 
 
 def inside() -> None:
-    """A notebook in a job takes its nodes, and leaves the job as it was."""
+    """A notebook in a job takes its nodes, and leaves the job as it was.
+
+    As `mpiexec` does; and scripts find their ranks in their steps.
+    """
+    script = Path(sys.argv[1], "hello.py")
+    script.write_text(HELLO)
+    torch = Path(__file__).parents[3] / ".venv-torch" / "bin" / "python"
+    steps = [
+        'echo $SLURM_JOB_ID; "$0" -c "$1"; squeue -h -j $SLURM_JOB_ID -o "%i %T"',
+        'echo mpi; "$0" -c "$2"',
+        'echo script; srun "$0" "$3"',
+    ]
+    if torch.exists():
+        train = Path(sys.argv[1], "train.py")
+        train.write_text(TRAIN)
+        steps.append(f"echo torch; srun {torch} -m rankscope.torch {train}")
     ran = slurm(
         *("salloc", "-N", "2", "--ntasks-per-node", "2", "-t", "10"),
-        *(
-            "sh",
-            "-c",
-            'echo $SLURM_JOB_ID; "$0" -c "$1"; squeue -h -j $SLURM_JOB_ID -o "%i %T"',
-        ),
-        *(sys.executable, INSIDE),
+        *("sh", "-c", "; ".join(steps), sys.executable),
+        *(INSIDE, MPI_INSIDE, str(script)),
     )
-    tell("inside", said=ran.splitlines())
+    tell("inside", said=ran.splitlines(), torch=torch.exists())
 
 
 def notebook(options: str) -> subprocess.Popen[str]:

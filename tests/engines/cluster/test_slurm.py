@@ -62,9 +62,32 @@ def test_a_pending_job_says_why_and_an_interrupt_cancels_it(
 
 def test_a_notebook_in_a_job_takes_its_nodes(seen: dict[str, Any]) -> None:
     """And leaves it when its ranks end."""
-    job, ranks, after = seen["inside"]["said"]
+    job, ranks, after = seen["inside"]["said"][:3]
     assert ranks == f"{job} host-a host-a host-b host-b"
     assert after == f"{job} RUNNING"
+
+
+def test_mpiexec_starts_ranks_on_the_nodes_of_a_job(seen: dict[str, Any]) -> None:
+    """By srun: no sshd runs there."""
+    said = seen["inside"]["said"]
+    assert said[said.index("mpi") + 1] == "host-a host-a host-b host-b"
+
+
+@pytest.mark.parametrize("kind", ["script", "torch"])
+def test_a_script_under_srun_needs_no_variables(
+    seen: dict[str, Any], kind: str
+) -> None:
+    """Nor with ``-m rankscope.torch``."""
+    if kind == "torch" and not seen["inside"]["torch"]:
+        pytest.skip("needs .venv-torch: make torch-environment")
+    said = seen["inside"]["said"]
+    at = said.index(kind) + 1
+    assert sorted(said[at : at + 4]) == [
+        "host-a 0 0 4",
+        "host-a 1 1 4",
+        "host-b 2 0 4",
+        "host-b 3 1 4",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +133,9 @@ def test_the_ranks_of_a_kept_job_are_found_by_its_number(seen: dict[str, Any]) -
     kept = seen["kept"]
     assert kept["found"] == {str(rank): rank * 100 for rank in range(4)}
     assert kept["text"].startswith(f"Slurm's job {kept['job']}")
-    assert kept["away"] == "0 1 2 3\n"
+    ranks, left = kept["away"].splitlines()
+    assert ranks == "0 1 2 3"
+    assert left == f"Slurm's job {kept['job']}: 9 min left"
     why = "no ranks of yours are known in Slurm's job 999; there are ranks in "
     assert kept["unknown"].startswith(f"{why}{kept['job']}. ")
 

@@ -153,7 +153,7 @@ def test_a_step_takes_the_whole_node(installed: pytest.MonkeyPatch) -> None:
         (
             {"slurm": "-N 2", "engines": "mpi"},
             ClusterError,
-            "the launcher mpi: hosts have one of their own",
+            "slurm= does not go with the launcher mpi: in a job name its nodes",
         ),
     ],
 )
