@@ -111,7 +111,7 @@ def _holders(old: Any) -> Iterator[Any]:
                 type(inner) is dict
                 and id(inner) not in own
                 and not gc.is_tracked(inner)
-                and _contains(inner.values(), old)
+                and _contains(list(inner.values()), old)
             ):
                 yield inner
 
@@ -168,7 +168,8 @@ def _own() -> set[int]:
         for inner in gc.get_referents(one):
             own.add(id(inner))
             if type(inner) is dict:
-                own.update(id(value) for value in inner.values())
+                # A copy: other threads go on, and change them.
+                own.update(map(id, list(inner.values())))
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__package__") == package:
         own.add(id(frame))
@@ -194,7 +195,7 @@ def _move_in_dict(holder: dict[Any, Any], old: Any, new: Any) -> None:
     for key, value in list(holder.items()):
         if value is old:
             holder[key] = new
-    if _contains(holder, old):
+    if _contains(list(holder), old):
         holder[new] = holder.pop(old)
 
 

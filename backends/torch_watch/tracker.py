@@ -260,7 +260,7 @@ class Tracker:
         """Make records of the calls that torch's recorder has no entry of."""
         taken = {id(one.call) for one in self._records if one.call is not None}
         changed = False
-        for torch_group, calls in self._calls.items():
+        for torch_group, calls in list(self._calls.items()):
             group = groups.get(torch_group)
             if group is None:
                 continue

@@ -40,12 +40,7 @@ def cause_of_crash(registry: RankRegistry, slot: RankSlot) -> str:
 
     Empty where nothing is known to differ.
     """
-    # What an op has written beside its arrays may end the process after the op.
-    last = [
-        (group, op)
-        for group in slot.summary.groups
-        if (op := group.oldest or group.enqueued) and group.state == "ready"
-    ]
+    last = _last_ops(slot)
     others = {rank for group, _ in last for rank in group.ranks} - {slot.rank}
     if not others:
         return ""
@@ -55,11 +50,26 @@ def cause_of_crash(registry: RankRegistry, slot: RankSlot) -> str:
         rank: RankView(rank, records=dump["records"], now_ns=now_ns)
         for rank, dump in answers.results.items()
     }
-    records = [_record(group, op) for group, op in last]
-    views[slot.rank] = RankView(slot.rank, records=records, now_ns=now_ns)
+    # The same op may have ended others of them too.
+    for one in registry.slots:
+        if one is slot or one.rank in others - views.keys():
+            records = [_record(group, op) for group, op in _last_ops(one)]
+            views[one.rank] = RankView(one.rank, records=records, now_ns=now_ns)
     groups = {group.key: group.generation for group, _ in last}
     found = diagnose(groups, views, stall=0.0)
     return in_one(one for one in found if one.fault in _UNLIKE)[0]
+
+
+def _last_ops(slot: RankSlot) -> list[tuple[GroupStatus, OpStatus]]:
+    """Return the op of each group that the last status of a rank has.
+
+    What an op has written beside its arrays may end the process after the op.
+    """
+    return [
+        (group, op)
+        for group in slot.summary.groups
+        if (op := group.oldest or group.enqueued) and group.state == "ready"
+    ]
 
 
 def _record(group: GroupStatus, op: OpStatus) -> dict[str, Any]:

@@ -54,6 +54,21 @@ def test_a_missing_name_is_told_with_what_is_lost(name: str, without: str) -> No
     assert without in sentence
 
 
+def test_a_group_may_be_made_while_the_groups_are_listed() -> None:
+    """By another thread, as where a rebuild replaces one."""
+    made: dict[object, None] = {}
+
+    class Group:
+        def __getattr__(self, name: str) -> None:
+            made[object()] = None
+            raise AttributeError(name)
+
+    made[group := Group()] = None
+    copy = copy_without("_world.pg_map")
+    copy._world.pg_map = made  # type: ignore[attr-defined]
+    assert groups.probe(copy).groups() == [group]
+
+
 def test_a_missing_function_is_not_replaced() -> None:
     lacking = groups.probe(copy_without("_new_process_group_helper"))
     lacking.wrap_maker(lambda original: original)()

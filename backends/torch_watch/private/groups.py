@@ -85,7 +85,8 @@ class Names:
 
         Without those whose ops a group of Rankscope does, and which the board has.
         """
-        found = getattr(self.registry, "pg_map", ())
+        # A copy: another thread may make a group, or rebuild one.
+        found = list(getattr(self.registry, "pg_map", ()))
         return [group for group in found if not hasattr(group, "of_rankscope")]
 
     def has(self, group: Any) -> bool:

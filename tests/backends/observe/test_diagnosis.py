@@ -643,6 +643,16 @@ def test_many_dead_ranks_are_folded() -> None:
     assert said.count("SIGKILL") == 3
 
 
+def test_why_ranks_died_is_told_once(ranks: list[Simulated]) -> None:
+    for one in ranks[:2]:
+        how = f"rank {one.rank} is dead: killed by SIGABRT"
+        one.extra["death"] = f"{how}; diagnosis: rank 2 differs"
+    assert str(look(ranks)[0]) == (
+        "rank 0 is dead: killed by SIGABRT; rank 1 is dead: killed by SIGABRT; "
+        "diagnosis: rank 2 differs"
+    )
+
+
 def test_another_generation_is_none_of_our_business(ranks: list[Simulated]) -> None:
     for rank in (0, 1, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from tests.backends.hang_report.script import Script
 
@@ -361,6 +360,7 @@ def judge(program: Program, outcome: Outcome) -> str:
     A script has no verdict where the errors of its ranks have the cause already.
     """
     culprits = {rank for one in outcome.verdicts.values() for rank in one}
+    said = "".join(outcome.verdicts)
     if not outcome.verdicts:
         named = [f"rank {one}" for one in {program.rank}.union(*program.right)]
         if all(
@@ -374,7 +374,13 @@ def judge(program: Program, outcome: Outcome) -> str:
         return "right" if program.rank in culprits else "wrong"
     if culprits in program.right:
         return "right"
-    if culprits == {0} and "rank 0 has left the program" in "".join(outcome.verdicts):
+    why = said.partition("; diagnosis: ")[2]
+    if why.startswith(f"rank {program.rank} issued") or (
+        len(program.op.ranks) == 2 and f"rank {program.rank} issued" in why
+    ):
+        # torch's gloo ends the ranks whose op is another one: those are dead.
+        return "right"
+    if culprits == {0} and "rank 0 has left the program" in said:
         # A script's store is gone with it: nobody came to the fault.
         return "ended"
     return "more" if program.rank in culprits else "wrong"
@@ -405,7 +411,11 @@ def run(cluster: Cluster, program: Program, setup: str = SETUP) -> Outcome:
             cluster.abort()
         if not execution.wait(1):
             cluster.interrupt()
-            until(lambda: execution.done, 20, f"the end of {program.seed}")
+            if not execution.wait(20):
+                stuck = execution.ranks_running
+                raise AssertionError(
+                    f"{program.seed} does not end on {stuck}: {cluster.stacks(stuck)}"
+                )
     outcome.errors = {rank: str(one) for rank, one in execution.errors.items()}
     if any(not one.alive for one in cluster.status().ranks):
         cluster.restart()

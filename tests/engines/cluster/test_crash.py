@@ -51,7 +51,8 @@ def record(op: OpStatus) -> dict[str, Any]:
 class Registry:
     """Answers with the records of rank 1."""
 
-    def __init__(self, *records: dict[str, Any]) -> None:
+    def __init__(self, slot: RankSlot, *records: dict[str, Any]) -> None:
+        self.slots = [slot, RankSlot(1)]
         self.records = records
 
     def ask(self, request: Any, ranks: Iterable[int], timeout: float) -> Answers[Any]:
@@ -66,7 +67,7 @@ def cause(
 ) -> str:
     group = replace(GROUP, oldest=oldest, enqueued=enqueued)
     slot = RankSlot(0, summary=Summary(groups=(group,)))
-    return cause_of_crash(cast(RankRegistry, Registry(*records)), slot)
+    return cause_of_crash(cast(RankRegistry, Registry(slot, *records)), slot)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +105,23 @@ def test_the_last_op_may_be_over_before_the_end() -> None:
     said = "rank 0 issued all_reduce #3 (cell 7 line 3) with dtype float32, rank 1 "
     assert cause(None, theirs, enqueued=over) == f"{said}with dtype int64"
     assert cause(None, record(OP) | {"state": "completed"}, enqueued=over) == ""
+
+
+def test_ranks_that_end_together_have_one_cause() -> None:
+    """Only the rank that is at fault lives to answer."""
+    group = replace(GROUP, ranks=(0, 1, 2, 3), oldest=OP)
+    odd = record(replace(OP, dtypes=("int64",), source="cell 7 line 9"))
+    slots = [RankSlot(rank, summary=Summary(groups=(group,))) for rank in range(4)]
+
+    class Ended(Registry):
+        def ask(self, request: Any, ranks: Iterable[int], timeout: float) -> Any:
+            return Answers({1: {"records": [odd | {"group_id": group.key.id}]}})
+
+    registry = Ended(slots[0])
+    registry.slots = slots
+    assert {
+        cause_of_crash(cast(RankRegistry, registry), slots[rank]) for rank in (0, 2, 3)
+    } == {
+        "rank 1 issued all_reduce #3 (cell 7 line 9) with dtype int64 while ranks 0, "
+        "2–3 issued all_reduce #3 (cell 7 line 3) with dtype float32"
+    }
