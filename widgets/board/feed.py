@@ -44,6 +44,8 @@ VIEWER_TIMEOUT = 150.0
 SETTLED = 2.0
 AT_REST = 0.1
 NEVER_SETTLED = 15.0
+#: Seconds that the ranks have to say how a cell has ended that no page shows.
+ANSWER = 0.3
 
 
 class WatchedCluster(Recorded, Protocol):
@@ -63,6 +65,8 @@ class WatchedCluster(Recorded, Protocol):
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
 
+    def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus: ...
+
     def subscribe(
         self, callback: Callable[[int, Summary], None]
     ) -> Callable[[], None]: ...
@@ -73,7 +77,8 @@ class BoardFeed:
 
     Every method may be called from any thread. On the feed's thread ``send(message)``
     gets each message for the pages, and ``settled()`` is called when the state has
-    changed and settled: at once where cells end, or a hang begins or ends.
+    changed and settled: at once where cells end, or a hang begins or ends. (Where no
+    thread runs, `report_end` calls it.)
     ``pages_blocked()`` is whether messages of pages cannot arrive now (a cell blocks
     the main thread), so that no page is taken for closed. Two messages are `interval`
     seconds apart at least.
@@ -312,10 +317,21 @@ class BoardFeed:
             self._changed_at, self._reported_at = None, now
             self._settled()
 
-    def report_soon(self) -> None:
-        """Call ``settled()`` as soon as no rank is in a cell: one has ended."""
+    def report_end(self) -> None:
+        """Call ``settled()`` with the end of a cell: as soon as no rank is in one.
+
+        Where no page shows the board no thread would notice, and nothing that comes
+        later need be kept: the ranks are asked, and it is called before the return.
+        """
         self._reported_at = 0.0
         self._wake.set()
+        if self.running or self._closing.is_set():
+            return
+        self._cluster.status(fresh=True, timeout=ANSWER)
+        with self._lock:
+            changed = self._update_model(None) and self.model.delta() is not None
+        if changed:
+            self._settled()
 
     def _expire(self, now: float) -> None:
         if self._pages_blocked():

@@ -198,11 +198,12 @@ class Board(anywidget.AnyWidget):
 
     def _on_cell_end(self, result: Any) -> None:
         self._cell_running = False
-        self._feed.report_soon()
         if self._cluster.closed and not self._feed.closed:
             # By a call in the cell: no page may show the board, and no magic follow.
             self._feed.close()
             self._update_outputs()
+        elif self._outputs and not self._needs_view():
+            self._feed.report_end()
 
     def _is_cell_running(self) -> bool:
         return self._cell_running

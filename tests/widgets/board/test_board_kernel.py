@@ -162,6 +162,30 @@ def test_a_page_gets_everything_and_then_what_changes(page: FrontEnd) -> None:
     assert "8 MiB" in _bundle(page, "update_display_data", "all_reduce")["text/html"]
 
 
+def test_where_no_page_looks_a_cell_ends_with_its_state(page: FrontEnd) -> None:
+    """As under ``nbconvert --execute``, which takes nothing in after the last cell."""
+    for name in ("page", "other"):
+        page.send(unwatch=name)
+    size = 0
+
+    def kept() -> bool:
+        nonlocal size
+        size += 1
+        cell = page.run(f"%%distributed\ndist.all_reduce(np.ones({size} << 17))")
+        page.wait(cell)
+        updates = [
+            one["content"]["data"]["text/html"]
+            for one in page.messages
+            if one["msg_type"] == "update_display_data"
+            and one["parent_header"].get("msg_id") == cell
+        ]
+        last = updates[-1] if updates else ""
+        return f"{size} MiB" in last and "Running" not in last
+
+    # The thread that served the pages ends a moment after they have left.
+    until(kept, TIMEOUT)
+
+
 def test_beats_come_while_nothing_changes(page: FrontEnd) -> None:
     page.send(watch="page")
     page.reported("full")

@@ -22,11 +22,18 @@ class _Ranks:
     n, closed, detached, ended = 4, False, False, None
 
     def __init__(self) -> None:
-        self.status = statuses.cluster()
+        self.known = statuses.cluster()
+        #: What they say if they are asked.
+        self.answer: ClusterStatus | None = None
         self.callback: Callable[[int, Summary], None] = lambda rank, summary: None
 
     def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus:
-        return self.status
+        return self.known
+
+    def status(self, *, fresh: bool = False, timeout: float = 0.0) -> ClusterStatus:
+        if fresh:
+            self.known = self.answer or self.known
+        return self.known
 
     def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
         self.callback = callback
@@ -35,7 +42,7 @@ class _Ranks:
     def take(self, **fields: Any) -> None:
         """Let all ranks report a state."""
         group = statuses.group(**fields.pop("group", {}))
-        self.status = statuses.cluster(
+        self.known = statuses.cluster(
             *(statuses.rank(n, group, **fields) for n in range(4))
         )
         for number in range(4):
@@ -92,14 +99,33 @@ def test_a_cell_that_ends_is_reported_and_one_that_runs_is_not(saved: _Saved) ->
 
 def test_a_cell_that_is_over_between_two_looks_is_reported(saved: _Saved) -> None:
     for seq in (15, 16):
-        saved.feed.report_soon()
+        saved.feed.report_end()
         saved.ranks.take(group={"completed": simulated.op(seq)})
         saved.has(f"Idle all_reduce #{seq}")
 
 
+def test_the_end_of_a_cell_is_reported_at_once_where_no_page_shows_it() -> None:
+    ranks, reports = _Ranks(), []
+    ranks.take(state="busy", cell=7)
+    feed = BoardFeed(
+        cast(WatchedCluster, ranks),
+        lambda message: None,
+        lambda: reports.append(feed.model.banner().title),
+    )
+    feed.refresh()
+    # Nothing is published before the next cell, or the kernel's end, comes.
+    ranks.answer = statuses.cluster(*(statuses.rank(n) for n in range(4)))
+    feed.report_end()
+    assert reports == ["Idle"]
+    # Of a cell that has left the ranks alone the outputs have the state already.
+    feed.report_end()
+    assert reports == ["Idle"]
+    assert not feed.running
+
+
 def test_a_hang_and_its_end_are_reported(saved: _Saved) -> None:
     status, verdicts = simulated.hang(4, 2)
-    saved.ranks.status = status
+    saved.ranks.known = status
     saved.feed.show_verdicts(verdicts)
     saved.ranks.callback(0, cast(Summary, None))
     saved.has("Missing ranks all_reduce #14")
