@@ -30,6 +30,8 @@ __all__ = ["absence_graph", "in_fold", "picture_of"]
 MOST = 4
 #: Letters of a node, and of where a rank is: all has room in 600 px.
 _NAME, _WHERE = 14, 36
+#: As on the board, whatever the output of a cell has.
+_SUMMARY = "cursor:pointer;font-size:12px;opacity:.75"
 #: In pixels, between two nodes below each other, and to the right of the labels.
 _ROW, _ARROW = 46.0, 26.0
 
@@ -48,7 +50,7 @@ def in_fold(picture: str, opens: bool) -> str:
         return ""
     return (
         f'<details class="wait-graph"{" open" if opens else ""}>'
-        f"<summary>Who waits for whom</summary>{picture}</details>"
+        f'<summary style="{_SUMMARY}">Who waits for whom</summary>{picture}</details>'
     )
 
 

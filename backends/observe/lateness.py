@@ -96,6 +96,8 @@ class LateFinding:
     windows: Mapping[int, Sequence[tuple[int, int]]] = field(
         default_factory=dict, repr=False
     )
+    #: From when to when these ops were, in ns on the clock of the group's first rank.
+    span: tuple[int, int] = field(default=(0, 0), repr=False)
     #: Where the late ranks are meanwhile, if their stacks were sampled and it is known.
     meanwhile: str = ""
 
@@ -409,6 +411,7 @@ def _finding(
         clocks.error / 1e9,
         hosts_of(late, ops[-1], clocks) if pattern is Pattern.HOST else (),
         _windows(shape) if pattern in LOCATED else {},
+        (ops[0].op[key.ranks[0]].entered, ops[-1].op[key.ranks[0]].left),
     )
 
 

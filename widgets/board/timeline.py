@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope.backends.observe.lateness import Lateness
+from rankscope.backends.observe.lateness import LateFinding, Lateness
 from rankscope.backends.observe.records import (
     Record,
     backend_calls,
@@ -96,7 +96,6 @@ def timeline(
     _gather(lanes)
     lateness = Lateness()
     lateness.take(dumps, hosts=hosts)
-    found = lateness.findings()
     works = [work for lane in lanes for work in lane.works]
     origin = min((work.created for work in works), default=now_ns)
     words: dict[str, int] = {}
@@ -118,8 +117,10 @@ def timeline(
         "missing": _missing(lanes, groups, origin),
         "messages": _messages(lanes, set(dumps), now_ns),
         "words": list(words),
-        "straggler": found[0].ranks[0] if found else None,
-        "summary": str(found[0]) if found else "",
+        "late": [
+            _pack_finding(one, groups, offsets_ns, origin)
+            for one in lateness.findings()
+        ],
     }
 
 
@@ -196,6 +197,24 @@ def _gather(lanes: Sequence[_Lane]) -> None:
         last = max(work.created for work in works.values())
         for work in works.values():
             work.gathered = last
+
+
+def _pack_finding(
+    finding: LateFinding,
+    groups: Mapping[_Group, int],
+    offsets_ns: Mapping[int, int],
+    origin: int,
+) -> dict[str, Any]:
+    key = finding.group
+    begun, ended = (
+        time - offsets_ns.get(key.ranks[0], 0) - origin for time in finding.span
+    )
+    return {
+        "group": groups[text(key.name, 60), key.ranks],
+        "rank": finding.ranks[0],
+        "text": str(finding),
+        "span": [begun, ended],
+    }
 
 
 def _missing(

@@ -733,6 +733,26 @@ class TestTimeline:
     def test_it_says_who_is_late(self, scene: Scene) -> None:
         self.open(scene, lanes(late=2, count=24))
         assert "rank 2 is last to enter" in scene.texts("tools")[0]
+        # A minute later another cell runs: it is not about what is in sight by then.
+        rings = {n: simulated.ring(n, 4, late=2, count=24) for n in range(4)}
+        minute = 60 * 10**9
+        running = simulated.record(25, minute, minute, 0, state="started")
+
+        def told(text: str) -> None:
+            found = timeline(rings, {}, minute + 10**9)
+            scene.page.play({"type": "timeline", "now": 100.0, **found})
+            until(lambda: text in scene.texts("tools")[0], 30)
+
+        for ring in rings.values():
+            ring["records"].append(running)
+        told("")
+        until(lambda: "last to enter" not in scene.texts("tools")[0], 30)
+        canvas = scene.page.board().locator("canvas.lanes")
+        canvas.press("a")
+        told("rank 2 is last to enter")
+        # Who is missing comes first.
+        rings[2]["records"].pop()
+        told("rank 2 has not entered all_reduce #25")
 
     def test_keys_go_from_work_to_work(self, scene: Scene) -> None:
         self.open(scene, lanes(late=2))

@@ -15,7 +15,7 @@ import { makeLegend, makeTools, saveFile } from "./timeline_parts.js";
 import { Tip } from "./tip.js";
 import {
   W, describeMessages, describeWork, extentOf, isMissing, isRunning, lanesOf, messagesOf, nearest,
-  recentOf, sameOp, twinOf, workNear,
+  recentOf, sameOp, tellMissing, twinOf, workNear,
 } from "./works.js";
 
 const TALLEST = 360; // px of lanes before they scroll
@@ -137,7 +137,7 @@ export class Timeline {
     this.buttons.every.hidden = this.group?.id === ALL || !(data?.groups.length > 1);
     const chosen = this.chosen && { ...this.chosen };
     this.lanes = this.all = [];
-    setText(this.summary, data ? data.summary : "Asking the ranks for their last ops …");
+    if (!data) setText(this.summary, "Asking the ranks for their last ops …");
     if (data) {
       this.all = lanesOf(data, this.wide ? null : this.group);
       this.lanes = foldLanes(this.all, this.opened, (lane) => this.stays(lane));
@@ -155,14 +155,31 @@ export class Timeline {
     setAttribute(this.buttons.ranks, "aria-pressed", String(folded.every(({ open }) => open)));
     this.layOut();
     this.request();
-    if (data && !this.looked) this.reveal(data.straggler ?? data.missing[0]?.ranks[0]);
+    if (data && !this.looked) this.reveal(this.lanes.find((lane) => this.stays(lane))?.rank);
   }
 
   /** Whether a lane is shown among many: its rank is missing, dead, or keeps others waiting. */
   stays(lane) {
-    const { missing, straggler } = this.store.timeline;
+    const { missing, late } = this.store.timeline;
     const { dead = [] } = this.store.head;
-    return lane.rank === straggler || dead.includes(lane.rank) || isMissing(missing, lane);
+    return (
+      dead.includes(lane.rank) || isMissing(missing, lane) ||
+      late.some(({ rank, group }) => rank === lane.rank && group === lane.group)
+    );
+  }
+
+  /** Show what is certain about what is in sight: who is missing, or else who comes late. */
+  tell() {
+    const { missing, late } = this.store.timeline;
+    const [from, to] = this.sight.shown;
+    const groups = new Set(this.all.map(({ group }) => group));
+    const absent = missing.find(
+      ({ group, since, until }) => groups.has(group) && since <= to && (until < 0 || until >= from),
+    );
+    const behind = late.find(
+      ({ group, span: [begun, ended] }) => groups.has(group) && begun <= to && ended >= from,
+    );
+    setText(this.summary, absent ? tellMissing(absent) : (behind?.text ?? ""));
   }
 
   /** Scroll to the conspicuous lane among many, once. */
@@ -213,6 +230,7 @@ export class Timeline {
       this.sight.renew();
       if (!this.open || !this.store.timeline) return;
       drawTimeline(this);
+      this.tell();
       this.range.show(this.all, this.sight.shown, this.words);
     });
   }

@@ -2,7 +2,7 @@
 // their descriptions. Nothing here draws.
 
 import { NEAREST } from "./scale.js";
-import { durationText } from "./text.js";
+import { durationText, nameRanks } from "./text.js";
 
 // The places in a work's list; see timeline.py.
 export const W = {
@@ -27,7 +27,8 @@ export function unpack(message, before) {
   const known = new Map((before?.groups ?? []).map((group) => [nameOf(group), group]));
   const groups = message.groups.map((group) => known.get(nameOf(group)) ?? group);
   const within = (one) => ({ ...one, group: groups[one.group] });
-  return { ...message, groups, lanes: message.lanes.map(within), missing: message.missing.map(within) };
+  const [lanes, missing, late] = [message.lanes, message.missing, message.late].map((all) => all.map(within));
+  return { ...message, groups, lanes, missing, late };
 }
 
 /**
@@ -53,6 +54,12 @@ export function lanesOf({ groups, lanes, missing }, group) {
 /** Whether the rank of a lane has not entered a collective that others wait in. */
 export function isMissing(missing, lane) {
   return missing.some(({ group, ranks }) => group === lane.group && ranks.includes(lane.rank));
+}
+
+/** A sentence on a collective that some ranks have not entered. */
+export function tellMissing({ ranks, op, seq }) {
+  const who = nameRanks(ranks);
+  return `${who} ${ranks.length > 1 ? "have" : "has"} not entered ${op} #${seq}`;
 }
 
 /** The time from the first work to the last. */

@@ -106,10 +106,10 @@ test("all groups have lanes where they were used, or where a rank is missing", (
 test("a group of two messages is one", () => {
   const message = () => ({
     groups: [{ name: "tp", ranks: [0, 1] }], lanes: [{ rank: 0, group: 0, works: [] }],
-    missing: [{ group: 0, ranks: [1] }],
+    missing: [{ group: 0, ranks: [1] }], late: [{ group: 0, rank: 1 }],
   });
   const first = unpack(message(), null);
   const second = unpack(message(), first);
-  equal([first.lanes[0].group, first.missing[0].group].every((one) => one === first.groups[0]), true);
+  equal([first.lanes[0], first.missing[0], first.late[0]].map(({ group }) => group).every((one) => one === first.groups[0]), true);
   equal(second.lanes[0].group === first.lanes[0].group, true);
 });
