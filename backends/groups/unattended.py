@@ -10,11 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["before_init", "on_overdue", "page_writers"]
+from ..stores.base import Store
+
+__all__ = ["before_init", "before_leave", "on_overdue", "page_writers"]
 
 #: Called by `init_process_group`, before it meets the others, with its arguments
 #: `rank` and `world_size` (-1: the environment tells) and `init_method`.
 before_init: list[Callable[[int, int, str | None], None]] = []
+
+#: Called with the store, the rank and the number of ranks before this rank leaves the
+#: default group. It must not raise.
+before_leave: list[Callable[[Store, int, int], None]] = []
 
 #: Called on the thread of the watchdog when an op is overdue. Its group is aborted, and
 #: what all ranks know of the hang lost, after the event is set, or some seconds later.

@@ -32,6 +32,7 @@ from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupSource, GroupStatus, WatchedGroup
+from .unattended import before_leave
 from .watchdog import watchdog
 
 __all__ = ["DEFAULT", "World", "world"]
@@ -460,6 +461,8 @@ class World:
         """Shut down `group`; if it is the default one, or ``None``, all groups."""
         where = recorder.name_source(user_frame())
         how = f" by destroy_process_group() at {where}"
+        if group is None or group.group_desc == DEFAULT:
+            self._before_leave()
         with self._lock:
             if group is not None and group.group_desc != DEFAULT:
                 _leave_groups([group], how)
@@ -479,6 +482,12 @@ class World:
             raise
         finally:
             self._forget()
+
+    def _before_leave(self) -> None:
+        store, rank, size = self.store, self.rank, self.size
+        if store is not None and rank is not None and size is not None:
+            for call in before_leave:
+                call(store, rank, size)
 
     def _forget(self) -> None:
         """Return to the state before the default group was made."""
@@ -524,6 +533,7 @@ class World:
 
     def _leave_at_end(self, store: Store) -> None:
         """Leave the groups because the process ends: its last will says how it did."""
+        self._before_leave()
         how = f": its process ended ({UNKNOWN_END})"
         serves = self.rank == 0 and store.server == RANK_0
         try:

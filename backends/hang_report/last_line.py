@@ -2,12 +2,12 @@
 
 Each rank leaves what tells of them where the ranks of its host meet; who finds that no
 other one is left to come tells. Nobody waits: a rank that died leaves nothing, and is
-not waited for.
+not waited for. `over_hosts` has what is done where ranks are on several hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..groups.world import world
@@ -16,7 +16,7 @@ from ..observe.joint_ops import share_of, slim
 from ..observe.lateness import Lateness, late_lines
 from .meeting import Meeting
 
-__all__ = ["last_line", "last_ops"]
+__all__ = ["last_line", "last_ops", "sentence_of", "tells"]
 
 #: The newest records that a rank leaves: fewer where the host has many ranks.
 LAST = 600
@@ -59,10 +59,21 @@ def last_line(meeting: Meeting, ops: Mapping[str, Any] | None = None) -> str:
     if any(meeting.lives(rank) for rank in ranks if rank not in left):
         return ""
     # Two that come at the same time both find all of them.
-    return _told(left) if meeting.put(_TOLD, {}) else ""
+    return sentence_of(left) if tells(meeting) else ""
 
 
-def _told(left: Mapping[int, Mapping[str, Sequence[Any]]]) -> str:
+def tells(meeting: Meeting) -> bool:
+    """Whether this rank says the last line: no other one of its host has come to it."""
+    return meeting.put(_TOLD, {})
+
+
+def sentence_of(
+    left: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str] = {}
+) -> str:
+    """Return what the last ops of ranks tell together; empty: nothing is certain.
+
+    `hosts` has the host of each rank, if they are on several.
+    """
     lateness = Lateness(ended=True)
-    lateness.take(left)
+    lateness.take(left, hosts=hosts)
     return next(iter(late_lines(lateness.findings())), "")

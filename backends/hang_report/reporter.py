@@ -18,14 +18,17 @@ import time
 from collections.abc import Callable
 
 from ..errors import DistAbortedError
+from ..groups.inquiry import current_exception
 from .c_signals import end_by
 from .conclusion import Conclusion
 from .host_rank import HostRank
-from .last_line import last_line
+from .last_line import last_line, last_ops, tells
+from .meeting import Meeting
+from .over_hosts import LAST, SERVER_WAIT, KeyValues, OverHosts
 from .place import Place
 from .reports import LOOK as FROM_OUTSIDE
 from .reports import VERDICT_WAIT, Wish, say_on_stderr, until
-from .settings import Settings
+from .settings import Settings, this_host
 from .waiting import Waiting
 
 __all__ = ["Reporter"]
@@ -40,6 +43,8 @@ ERROR_WAIT = 0.3
 _ENDS = ("error", "exception", "crash")
 #: Seconds in which a process of before may still be this rank.
 TAKEN_WAIT = 20.0
+#: Seconds that the store of the job has for the last ops of this rank.
+STORE_WAIT = SERVER_WAIT + 1.0
 
 
 class Reporter:
@@ -80,8 +85,12 @@ class Reporter:
         self._poll.register(self._read, select.POLLIN)
         self._lock = threading.Lock()
         self._wishes: list[tuple[Wish, threading.Event]] = []
+        self._calls: list[Callable[[], None]] = []
+        self._over_hosts = OverHosts()
         self._stopped = threading.Event()
         self._began = time.monotonic()
+        #: Called before this rank leaves the others at its end.
+        self.before_end: list[Callable[[], None]] = []
         #: Called on the thread with each byte that a signal has written.
         self.on_signal: Callable[[int], None] = lambda number: None
         #: Called on the thread before a crash ends the process.
@@ -149,6 +158,46 @@ class Reporter:
         """Whether somebody looks at the job."""
         return self._is_attended()
 
+    def is_over_hosts(self, size: int) -> bool:
+        """Whether not all of `size` ranks are on this host."""
+        joined = self._joined
+        if joined is None or os.getpid() != self._process:
+            return False
+        return size > len(joined.meeting.known())
+
+    def leave_groups(
+        self, store: KeyValues | None, rank: int, size: int, *, serves: bool
+    ) -> bool:
+        """Leave the last ops for ranks on other hosts; return False if that hangs.
+
+        Nothing is left of a rank that ends by an error. `store` is that of the job,
+        ``None`` if it has ended; `serves` is whether it ends with this rank.
+        """
+        found = self._over_hosts
+        failed = current_exception() or getattr(sys, "last_value", None)
+        if failed is not None or not self._thread.is_alive():
+            return True
+        if store is None:
+            found.unknown = "the job's store has ended"
+            return True
+        done = threading.Event()
+
+        def leave() -> None:
+            try:
+                ops = last_ops(LAST)
+                found.leave(store, rank, size, this_host(), ops, serves=serves)
+                found.unknown = ""
+            except Exception as error:  # noqa: BLE001 - the program goes on
+                text = str(error).partition("\n")[0]
+                found.unknown = f"the job's store has failed: {text}"
+            finally:
+                done.set()
+
+        found.unknown = f"the job's store has not answered within {STORE_WAIT:g} s"
+        self._calls.append(leave)
+        self._wake()
+        return done.wait(STORE_WAIT)
+
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             os.write(self._write, b"\0")
@@ -157,6 +206,8 @@ class Reporter:
         """Leave the ranks of this host: the process ends."""
         if os.getpid() != self._process or self._stopped.is_set():
             return
+        for call in self.before_end:
+            call()
         self._stopped.set()
         self._wake()
         self._thread.join(VERDICT_WAIT)
@@ -169,9 +220,16 @@ class Reporter:
                 error = getattr(sys, "last_value", None)
                 if not said and len(meeting.living()) > 1:
                     joined.reports.leave_words(error)
-                if not said and error is None and (line := last_line(meeting)):
+                if not said and error is None and (line := self._last_line(meeting)):
                     self._say(f"rankscope: {line}")
             joined.leave()
+
+    def _last_line(self, meeting: Meeting) -> str:
+        found = self._over_hosts
+        if not found.unknown:
+            return found.line if found.has_left else last_line(meeting)
+        why = f"late rank: not known: ranks are on several hosts, and {found.unknown}"
+        return why if tells(meeting) else ""
 
     # -- the thread -------------------------------------------------------------------
 
@@ -181,6 +239,8 @@ class Reporter:
             while not self._stopped.is_set():
                 joined = self._join()
                 self._hear()
+                while self._calls:
+                    self._calls.pop(0)()
                 if joined is None:
                     continue
                 self._look(joined)

@@ -12,8 +12,9 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistAbortedError
-from ..groups.unattended import on_overdue
+from ..groups.unattended import before_leave, on_overdue
 from ..groups.world import world
+from ..stores.base import RANK_0, Store
 from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
 from .reports import Wish, until
@@ -41,14 +42,22 @@ _REPORTED = "__rankscope_report__"
 def install_triggers(reporter: Reporter) -> None:
     """Have `reporter` hear of overdue ops, of errors at the end, and of SIGTERM."""
     on_overdue.append(lambda: reporter.ask(Wish("overdue")))
+
+    def leave(store: Store, rank: int, size: int) -> None:
+        if reporter.is_over_hosts(size):
+            serves = rank == 0 and store.server == RANK_0
+            reporter.leave_groups(store, rank, size, serves=serves)
+
+    before_leave.append(leave)
     install_excepthook(reporter)
     install_termination(reporter)
 
 
 def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
-    """Have `reporter` hear of errors of torch's ops."""
+    """Have `reporter` hear of errors of torch's ops, and of the end of its groups."""
     # Scripts on our own groups do without it.
     from ..torch_watch.creation import made_of
+    from ..torch_watch.stores import disconnect, ends_with_rank_0
 
     def hear(group: Any, error: BaseException) -> None:
         try:
@@ -65,7 +74,18 @@ def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
         else:
             add_verdict(reporter, error)
 
+    def leave() -> None:
+        rank, size = watch.rank, watch.world_size
+        if rank is None or size is None or not reporter.is_over_hosts(size):
+            return
+        store = watch.living_store()
+        serves = rank == 0 and ends_with_rank_0(store)
+        if not reporter.leave_groups(store, rank, size, serves=serves):
+            disconnect(store)
+
     watch.on_error.append(hear)
+    watch.before_destroy.append(leave)
+    reporter.before_end.append(leave)
 
 
 def is_consequence(error: BaseException) -> bool:

@@ -11,10 +11,12 @@ from typing import Any
 from .gloo_sockets import duplicate
 from .private.groups import names
 
-__all__ = ["disconnect", "host_store", "join_store"]
+__all__ = ["disconnect", "ends_with_rank_0", "host_store", "is_gone", "join_store"]
 
 #: Connections that may wait for the store to accept them.
 _BACKLOG = 512
+#: Seconds in which the host of a store answers.
+_PROBE_WAIT = 0.5
 
 
 def host_store(host: str, timeout: float) -> tuple[Any, int]:
@@ -51,17 +53,44 @@ def join_store(host: str, port: int, timeout: float) -> Any:
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
 
 
+def is_gone(store: Any) -> bool:
+    """Return whether nobody serves a torch store any more.
+
+    A call of such a store fails, too, but not without pages of torch in the log.
+    """
+    tcp = _tcp_store(store)
+    if tcp is None:
+        return False
+    try:
+        socket.create_connection((tcp.host, tcp.port), _PROBE_WAIT).close()
+    except OSError:
+        return True
+    return False
+
+
+def ends_with_rank_0(store: Any) -> bool:
+    """Return whether rank 0 serves a torch store; under torchrun its agent may."""
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _tcp_store(store) is not None and not by_agent
+
+
+def _tcp_store(store: Any) -> Any:
+    """Return the ``TCPStore`` below prefixes; ``None`` for one of another kind."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store if isinstance(store, TCPStore) else None
+
+
 def disconnect(store: Any) -> int:
     """Shut down the connections of this process to the server of a torch store.
 
     A request that waits ends with an error at once, and later ones fail. Returns the
     number of connections: 0 for a store that has none, as a ``FileStore``.
     """
-    from torch.distributed import PrefixStore, TCPStore
-
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, TCPStore):
+    store = _tcp_store(store)
+    if store is None:
         return 0
     found = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_STREAM)
     hosts = {str(address[0]) for *_, address in found}

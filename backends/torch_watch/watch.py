@@ -26,6 +26,7 @@ from .given_up import has_timed_out, note_failed_call, note_given_up
 from .groups import TorchGroup, base_name
 from .patching import when_imported
 from .private.groups import C10D, RECORDER_SIZE, Names, probe
+from .stores import is_gone
 from .tracker import Status, Tracker
 from .unfinished import PendingGroup, UnfinishedGroup, UnfinishedGroups
 
@@ -98,6 +99,8 @@ class TorchWatch:
         #: Each is called as ``listener(group, error)`` with the error of an op, before
         #: it is raised.
         self.on_error: list[Callable[[Any, BaseException], None]] = []
+        #: Each is called before all groups are destroyed; it must not raise.
+        self.before_destroy: list[Callable[[], None]] = []
 
     # -- start and stop -------------------------------------------------------------
 
@@ -179,6 +182,8 @@ class TorchWatch:
             @functools.wraps(original)
             def update(default: Any) -> Any:
                 if default is None and torch.default is not None:
+                    for call in self.before_destroy:
+                        call()
                     try:
                         self.past = self._last_ops()
                     except Exception:  # noqa: BLE001 - the script goes on
@@ -217,6 +222,13 @@ class TorchWatch:
         if self.names is None or default is None:
             return None
         return self.names.store(default)
+
+    def living_store(self) -> Any:
+        """Return what `store` does; ``None`` also where nobody serves it any more."""
+        default = self._default()
+        if self.names is None or default is None:
+            return None
+        return None if is_gone(self.names.own_store(default)) else self.store()
 
     def groups(self) -> Sequence[TorchGroup | PendingGroup | UnfinishedGroup]:
         """Return the groups of this rank, the default one first.

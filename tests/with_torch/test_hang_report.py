@@ -15,7 +15,7 @@ from rankscope.__main__ import main
 from rankscope.backends.hang_report.triggers import OLD
 from rankscope.backends.observe.verdicts import Fault
 from rankscope.engines.wire.job_file import JobFile
-from tests.with_torch.scripts import Torchrun, until
+from tests.with_torch.scripts import DEADLINE, WATCH, Torchrun, until
 
 _SAID = re.compile(r"^rankscope: (?!to see).*; the report is (\S+)$", re.MULTILINE)
 #: Its value must be in no file of a report.
@@ -249,6 +249,26 @@ def test_a_job_that_ends_well_writes_nothing_but_who_was_late(tmp_path: Path) ->
             f"rankscope: late rank: rank 1 is last to enter {line}"
         )
     assert left(tmp_path) == []
+
+
+def test_ranks_that_do_not_meet_say_who_was_late_through_torchs_store(
+    tmp_path: Path,
+) -> None:
+    begin = """
+os.environ["TMPDIR"] = str(folder / os.environ["RANK"])
+os.mkdir(os.environ["TMPDIR"])
+"""
+    code = """
+    for step in range(70):
+        time.sleep(0.03 if rank == 1 else 0.003)
+        dist.all_reduce(torch.ones(4))
+    dist.destroy_process_group()
+    """
+    env = {"RANKSCOPE_REPORT": str(tmp_path / "reports")}
+    with Torchrun(2, code, tmp_path, begin=begin + WATCH, env=env) as job:
+        assert job.process.wait(DEADLINE) == 0, job.output
+    (said,) = re.findall(r"^rankscope: (late .*)", job.output, re.MULTILINE)
+    assert said.startswith("late rank: rank 1 is last to enter all_reduce at train.py:")
 
 
 def test_ranks_that_all_fail_write_nothing(tmp_path: Path) -> None:

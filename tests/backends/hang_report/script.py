@@ -34,14 +34,28 @@ SAID = re.compile(r"^rankscope: .*; the report is (\S+)$", re.MULTILINE)
 
 
 class Script:
-    """`count` processes of a script, in `folder`, with nothing but the environment."""
+    """`count` processes of a script, in `folder`, with nothing but the environment.
 
-    def __init__(self, folder: Path, count: int, code: str, after: float) -> None:
+    With `apart`, each finds no other one where the ranks of a host meet.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        code: str,
+        after: float,
+        *,
+        apart: bool = False,
+    ) -> None:
         self.folder = folder
         self.reports = folder / "reports"
         self.path = folder / "train.py"
         self.path.write_text(_PREAMBLE + textwrap.dedent(code))
-        (folder / "tmp").mkdir()
+        # Where the ranks of a host meet.
+        places = [folder / "tmp" / (str(one) if apart else "") for one in range(count)]
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
         self._port = reserve_port()
         env = {
             **os.environ,
@@ -50,8 +64,6 @@ class Script:
             "MASTER_PORT": str(self._port.getsockname()[1]),
             "RANKSCOPE_REPORT": str(self.reports),
             "RANKSCOPE_REPORT_AFTER": str(after),
-            # Where the ranks of a host meet.
-            "TMPDIR": str(folder / "tmp"),
         }
         self._logs = [folder / f"log.{rank}" for rank in range(count)]
         self.ranks = []
@@ -60,7 +72,7 @@ class Script:
                 self.ranks.append(
                     subprocess.Popen(
                         [sys.executable, str(self.path)],
-                        env={**env, "RANK": str(rank)},
+                        env={**env, "RANK": str(rank), "TMPDIR": str(places[rank])},
                         cwd=folder,
                         stdin=subprocess.DEVNULL,
                         stdout=output,
@@ -88,7 +100,8 @@ class Script:
         """Wait for the ends of all ranks; return their exit codes."""
         codes = [one.wait(DEADLINE) for one in self.ranks]
         # They leave nothing where they met, but for one that was killed.
-        assert -signal.SIGKILL in codes or not list((self.folder / "tmp").iterdir())
+        left = (self.folder / "tmp").glob("**/rankscope-*")
+        assert -signal.SIGKILL in codes or not [*left]
         return codes
 
     def line(self, comment: str) -> str:

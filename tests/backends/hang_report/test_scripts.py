@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.processes
 def scripts(tmp_path: Path) -> Iterator[Any]:
     made: list[Script] = []
 
-    def start(count: int, code: str, after: float = 60.0) -> Script:
-        made.append(Script(tmp_path, count, code, after))
+    def start(count: int, code: str, after: float = 60.0, **more: Any) -> Script:
+        made.append(Script(tmp_path, count, code, after, **more))
         return made[-1]
 
     yield start
@@ -256,3 +257,23 @@ def test_who_looks_from_outside_is_told_what_the_ranks_record(
     # They leave nothing where they met.
     assert script.finish() == [0, 0]
     assert not script.reports.exists()
+
+
+def test_ranks_that_do_not_meet_say_who_was_late_through_the_store(
+    scripts: Any,
+) -> None:
+    script = scripts(
+        2,
+        """
+        dist.init_process_group()
+        for step in range(70):
+            time.sleep(0.03 if rank == 1 else 0.003)
+            dist.all_reduce(x)  # late
+        dist.destroy_process_group()
+        """,
+        apart=True,
+    )
+    assert script.finish() == [0, 0]
+    (said,) = re.findall(r"^rankscope: (late .*)", script.output, re.MULTILINE)
+    line = script.line("# late")
+    assert said.startswith(f"late rank: rank 1 is last to enter all_reduce at {line}, ")
