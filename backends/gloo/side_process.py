@@ -96,6 +96,9 @@ class SideProcess:
             )
             undo.callback(self._far_end.close)
             undo.callback(self._channel.close)
+            # Whatever socket.setdefaulttimeout says.
+            for end in (self._channel, self._far_end):
+                end.settimeout(None)
             # /dev/shm is often small in containers, and a memfd is not bound by it.
             self._memory_fd = os.memfd_create("rankscope-gloo", os.MFD_CLOEXEC)
             undo.callback(os.close, self._memory_fd)

@@ -108,6 +108,8 @@ class Waiting(NamedTuple):
     op: str
     #: The name of its group.
     group: str
+    #: The ranks at fault among those that they wait for.
+    awaited: tuple[int, ...] = ()
 
 
 class Absence(NamedTuple):

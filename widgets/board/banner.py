@@ -81,11 +81,22 @@ def verdict_cells(verdict: Verdict, over: bool = False) -> dict[int, Cells]:
     found: dict[int, Cells] = {
         rank: {"verdict": _BLAME[verdict.fault], "blame": 1} for rank in blamed(verdict)
     }
-    awaited = "waited" if over else "waits"
-    if verdict.culprits:
-        awaited += f" for {name_ranks(verdict.culprits)}"
+    waits = "waited" if over else "waits"
+    awaited = {rank: set[int]() for rank in verdict.waiting}
+    for one in verdict.waits:
+        for rank in one.ranks:
+            awaited.setdefault(rank, set()).update(one.awaited)
     for rank in verdict.waiting:
-        found.setdefault(rank, {"verdict": awaited})
+        if awaited[rank]:
+            told = f"{waits} for {name_ranks(awaited[rank])}"
+        elif verdict.waits:
+            # For a rank that waits itself.
+            told = f"{waits} because of {name_ranks(verdict.culprits)}"
+        elif verdict.culprits:
+            told = f"{waits} for {name_ranks(verdict.culprits)}"
+        else:
+            told = waits
+        found.setdefault(rank, {"verdict": told})
     return found
 
 

@@ -106,11 +106,12 @@ def _waiting(cause: Cause, picture: Picture, names: Names) -> tuple[Waiting, ...
     """Return who waits for the culprits, where those are absent."""
     if _TEXTS[cause.fault] is not _absence:
         return ()
-    found: dict[tuple[str, str], set[int]] = {}
+    found: dict[tuple[str, str, tuple[int, ...]], set[int]] = {}
     for wait in picture.waits:
-        if wait.rank in cause.culprits or wait.awaited.isdisjoint(cause.culprits):
+        awaited = wait.awaited.intersection(cause.culprits)
+        if wait.rank in cause.culprits or not awaited:
             continue
-        key = names.edge(wait), wait.group.name
+        key = names.edge(wait), wait.group.name, tuple(sorted(awaited))
         found.setdefault(key, set()).add(wait.rank)
     ordered = sorted(found.items(), key=lambda one: (-len(one[1]), one[0]))
     return tuple(Waiting(tuple(sorted(ranks)), *key) for key, ranks in ordered)

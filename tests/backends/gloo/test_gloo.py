@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -243,6 +244,25 @@ def many_waiters(me: Rank) -> None:
 
 def test_many_threads_may_wait_at_once() -> None:
     run_ranks(2, many_waiters)
+
+
+def impatient_sockets(me: Rank) -> None:
+    """The program has given each new socket a timeout of its own."""
+    socket.setdefaulttimeout(0.1)
+    with backend(me) as made:
+        assert all_reduce(made, x := np.ones(3), SUM).wait()
+        if me.rank:
+            me.meet("later")
+        work = all_reduce(made, x, SUM)
+        if not me.rank:
+            assert not work.is_completed()
+            me.meet("later")
+        assert work.wait()
+        assert x.tolist() == [4.0] * 3
+
+
+def test_a_default_timeout_of_sockets_ends_no_op() -> None:
+    run_ranks(2, impatient_sockets)
 
 
 # -- messages --------------------------------------------------------------
