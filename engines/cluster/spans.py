@@ -17,7 +17,7 @@ from rankscope import __version__
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
 
-from ..status import ClusterStatus, Summary
+from ..status import ClusterStatus, GroupStatus, OpStatus, Summary
 
 __all__ = ["Spans", "spans_if_installed"]
 
@@ -42,7 +42,9 @@ class Spans:
     its end, ``rankscope.abort`` from the abort of a group to its rebuild; both to
     `close` at the latest. Their attributes are ``rankscope.group``, ``.ranks``, those
     at fault or those of the aborted group, ``.verdict``, the sentence or the reason of
-    the abort, and of a stall ``.op``, ``.seq``, ``.fault``, ``.waiting``, ``.line``.
+    the abort, ``.op`` and ``.seq``, and of a stall ``.fault``, ``.waiting``, ``.line``.
+    Those of an abort are of the op with the lowest number that a rank had issued and not
+    completed, if there is one.
 
     `tracer` is one of OpenTelemetry.
     """
@@ -53,8 +55,10 @@ class Spans:
         self._stalls: dict[tuple[GroupKey, int], Any] = {}
         # Group → its newest generation, and the span of its abort.
         self._aborts: dict[GroupKey, tuple[int, Any]] = {}
+        # Group → number and rank of the op in the span of its abort.
+        self._ended: dict[GroupKey, tuple[int, int]] = {}
         # What each rank has reported last.
-        self._told: dict[tuple[int, GroupKey], tuple[int, str]] = {}
+        self._told: dict[tuple[int, GroupKey], tuple[int, str, Any]] = {}
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name="rankscope-spans", daemon=True
@@ -66,13 +70,11 @@ class Spans:
         """Take in what a rank reports."""
         for one in summary.groups:
             # Each rank reports many times a second.
-            now = one.generation, one.state
+            ended = _not_completed(one)
+            now = one.generation, one.state, ended and (ended.op, ended.seq)
             if self._told.get((rank, one.key)) != now:
                 self._told[rank, one.key] = now
-                reason = one.reason or ""
-                self._todo.put(
-                    partial(self._abort, one.key, *now, reason, time.time_ns())
-                )
+                self._todo.put(partial(self._abort, rank, one, ended, time.time_ns()))
 
     def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Take in the verdicts that hold now."""
@@ -121,25 +123,35 @@ class Spans:
             )
 
     def _abort(
-        self, key: GroupKey, generation: int, state: str, reason: str, at: int
+        self, rank: int, group: GroupStatus, ended: OpStatus | None, at: int
     ) -> None:
+        key, generation = group.key, group.generation
         newest, span = self._aborts.get(key, (-1, None))
         if generation > newest and span is not None:
             # It is rebuilt.
             span.end(at)
             span = None
-        if generation < newest or span is not None:
+        if generation < newest:
             return
-        if state == "aborted":
+        if group.state == "aborted" and span is None:
+            self._ended.pop(key, None)
             span = self._tracer.start_span(
                 "rankscope.abort",
                 start_time=at,
                 attributes={
                     "rankscope.group": key.name,
                     "rankscope.ranks": key.ranks,
-                    "rankscope.verdict": reason,
+                    "rankscope.verdict": group.reason or "",
                 },
             )
+        if span is not None and ended is not None and ended.seq is not None:
+            # The ranks report one after the other.
+            place = ended.seq, rank
+            if place < self._ended.get(key, (place[0] + 1, 0)):
+                self._ended[key] = place
+                span.set_attributes(
+                    {"rankscope.op": ended.op, "rankscope.seq": ended.seq}
+                )
         self._aborts[key] = generation, span
 
 
@@ -150,6 +162,16 @@ def spans_if_installed(cluster: Observed) -> Spans | None:
     except ImportError:
         return None
     return Spans(cluster, trace.get_tracer("rankscope", __version__))
+
+
+def _not_completed(group: GroupStatus) -> OpStatus | None:
+    """Return the op that a rank has not completed in a group that is aborted."""
+    if group.state != "aborted":
+        return None
+    last, done = group.oldest or group.enqueued, group.completed
+    if last is None or (done and (done.op, done.seq) == (last.op, last.seq)):
+        return None
+    return last
 
 
 def _age(verdict: Verdict, status: ClusterStatus) -> int:

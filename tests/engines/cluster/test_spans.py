@@ -112,6 +112,28 @@ def test_an_abort_is_one_span_until_the_rebuild(
     assert dict(second.attributes or {})["rankscope.verdict"] == "again"
 
 
+def test_an_abort_has_the_first_op_that_a_rank_has_not_completed(
+    made: tuple[Ranks, Spans], exporter: InMemorySpanExporter
+) -> None:
+    ranks, spans = made
+    aborted = {"state": "aborted", "reason": "x"}
+    done, last = statuses.op("barrier", 13), statuses.op("all_reduce", 14)
+    # A rank without an op is first, then one that is ahead, and one that is behind.
+    ranks.report(**aborted, enqueued=done, completed=done)
+    ranks.report(**aborted, enqueued=statuses.op("broadcast", 15), completed=done)
+    ranks.report(**aborted, enqueued=last, completed=done)
+    ranks.report(**aborted, enqueued=statuses.op("broadcast", 15), oldest=last)
+    ranks.report(generation=1)
+    ranks.report(generation=1, **aborted, enqueued=done, completed=done)
+    spans.close()
+    first, second = (
+        dict(one.attributes or {}) for one in exporter.get_finished_spans()
+    )
+    assert (first["rankscope.op"], first["rankscope.seq"]) == ("all_reduce", 14)
+    # Where none was in flight, none is named.
+    assert "rankscope.op" not in second
+
+
 def test_a_slow_exporter_delays_nobody_who_reports(
     made: tuple[Ranks, Spans],
     exporter: InMemorySpanExporter,
