@@ -32,8 +32,12 @@ BY_TEST := $(WORKERS) --dist worksteal
 LAST_FAILED := --last-failed --last-failed-no-failures none -n 0 -v
 ONCE_MORE := == once more, one at a time: the tests that failed. What passes now is flaky; mend it.
 
-# Those of PyTorch, in the environment that has it. A record of failures of its own.
-TORCH_TESTS := .venv-torch/bin/python -m pytest -o cache_dir=build/pytest-torch tests/with_torch
+# Those of PyTorch, in the environment that has it; TORCH=2.14.1 for one with another
+# release of it. A record of failures of its own.
+TORCH :=
+OTHER_TORCH := $(TORCH:%=-%)
+TORCH_TESTS := .venv-torch$(OTHER_TORCH)/bin/python -m pytest \
+    -o cache_dir=build/pytest-torch$(OTHER_TORCH) tests/with_torch
 
 # What needs namespaces of the network, with a real sshd and the daemons of a real Slurm.
 CLUSTER_TESTS := $(addprefix tests/engines/cluster/test_,\
@@ -66,7 +70,7 @@ retest: environment ## run what failed last once more, a test at a time
 	@echo "$(ONCE_MORE)"
 	@$(BIN)/python -m pytest $(LAST_FAILED) $(PYTEST_ARGS)
 
-test-torch: torch-environment ## the tests with PyTorch, in .venv-torch, made at first use (PYTEST_ARGS)
+test-torch: torch-environment ## the tests with PyTorch, in .venv-torch, made at first use (PYTEST_ARGS, TORCH=2.14.1)
 	@$(TORCH_TESTS) -m "not soak" $(BY_FILE) $(PYTEST_ARGS)
 
 soak-torch: torch-environment ## the long tests with PyTorch: hangs in a row
@@ -119,7 +123,7 @@ other-environments: environment ## make .venv-torch, -mpich, -notebook and -nccl
 	@$(BIN)/python -m tools.other_environments
 
 torch-environment: environment
-	@$(BIN)/python -m tools.other_environments torch
+	@$(BIN)/python -m tools.other_environments torch$(TORCH:%===%)
 
 clean: ## remove caches and everything built or written by the targets above
 	rm -rf build dist .artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -127,7 +131,7 @@ clean: ## remove caches and everything built or written by the targets above
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove the environments too
-	rm -rf $(VENV) .venv-torch .venv-mpich .venv-notebook .venv-nccl rankscope.egg-info
+	rm -rf $(VENV) .venv-torch* .venv-mpich .venv-notebook .venv-nccl rankscope.egg-info
 
 environment:
 	@mkdir -p "$$HOME"

@@ -341,3 +341,17 @@ def test_make_lab_opens_another_folder() -> None:
             command, cwd=ROOT, capture_output=True, text=True, check=True
         )
         assert f"--notebook-dir={folder} " in run.stdout
+
+
+@pytest.mark.processes
+def test_make_tests_another_torch_in_an_environment_of_its_own() -> None:
+    for given, version, folder in (
+        ((), "torch", ".venv-torch"),
+        (("TORCH=2.14.1",), "torch==2.14.1", ".venv-torch-2.14.1"),
+    ):
+        command = ["make", "--dry-run", "test-torch", *given]
+        run = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert f"-m tools.other_environments {version}\n" in run.stdout
+        assert f"\n{folder}/bin/python -m pytest" in run.stdout

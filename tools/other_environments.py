@@ -72,28 +72,32 @@ NCCL_TESTS = (
 Report = Callable[[str], None]
 
 
-def torch_python(report: Report, report_missing: Report) -> str | None:
+def torch_python(
+    report: Report, report_missing: Report, version: str | None = None
+) -> str | None:
     """Return the Python of ``.venv-torch``, made if need be; ``None`` if it cannot be.
 
     `report_missing` is called with the reason if the environment cannot be made, and
-    `report` before it is made, which takes long.
+    `report` before it is made, which takes long. With `version`, as ``2.14.1``, it is
+    that of ``.venv-torch-2.14.1``, which has another version of torch.
     """
+    name = f".venv-torch-{version}" if version else ".venv-torch"
+    version = version or TORCH
     check = (
         "import rankscope.magics, rankscope.widgets.board.widget;"
         "import pytest_timeout, xdist, nbclient, accelerate, importlib.metadata as m;"
         "m.version('py-spy');"
         "import torch, torch.distributed as d;"
-        f"assert torch.__version__.startswith('{TORCH}') and d.is_gloo_available()"
+        f"assert torch.__version__.partition('+')[0] == '{version}';"
+        "assert d.is_gloo_available()"
     )
     base = next(filter(None, map(find, VERSIONS)), None)
     if base is None:
         report_missing(f"torch.distributed: no Python of {', '.join(VERSIONS)} found")
         return None
-    what = f"PyTorch {TORCH} (once; a large download)"
-    wanted = (f"torch=={TORCH}", *NEEDED, *TORCH_TESTS)
-    return _environment(
-        ".venv-torch", base, wanted, check, what, report, report_missing
-    )
+    what = f"PyTorch {version} (once; a large download)"
+    wanted = (f"torch=={version}", *NEEDED, *TORCH_TESTS)
+    return _environment(name, base, wanted, check, what, report, report_missing)
 
 
 def mpich_python(report: Report, report_missing: Report) -> str | None:
@@ -189,8 +193,8 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
-#: By the names that the command line takes.
-_MAKERS: Mapping[str, Callable[[Report, Report], str | None]] = {
+#: By the names that the command line takes; ``torch==2.14.1`` is another torch.
+_MAKERS: Mapping[str, Callable[..., str | None]] = {
     "torch": torch_python,
     "mpich": mpich_python,
     "notebook": notebook_python,
@@ -199,5 +203,6 @@ _MAKERS: Mapping[str, Callable[[Report, Report], str | None]] = {
 
 if __name__ == "__main__":
     # A list, so that one failure does not prevent the other environments.
-    made = [_MAKERS[name](print, print) for name in sys.argv[1:] or _MAKERS]
+    asked = [wanted.split("==") for wanted in sys.argv[1:] or _MAKERS]
+    made = [_MAKERS[name](print, print, *version) for name, *version in asked]
     sys.exit(0 if all(made) else 1)
