@@ -20,6 +20,7 @@ from ..work.async_errors import acknowledge
 from ..work.flight_recorder import Batch, GroupCounters, Record, recorder
 from ..work.op_type import OpType
 from ..work.state import WorkState
+from ..work.threads import callback_threads
 from ..work.work import Work
 from .abort_reason import AbortReason, ConnectionLoss, Departure, Departures
 from .inquiry import Deadlines, Inquiry
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that ops on a device get to end when their group is destroyed.
 DRAIN_WAIT = 10.0
+#: Seconds that an abort waits for its hooks.
+HOOK_WAIT = 10.0
 #: Seconds between two looks at an inquiry, which an error waits for.
 _INQUIRY_PERIOD = 0.02
 
@@ -331,6 +334,8 @@ class Generation:
         try:
             if publish:
                 self._peers.publish_abort(reason)
+            if self.spec.abort_hooks:
+                _call_hooks(self.spec)
             # The backends first: arrays are the user's again when their Work is over.
             for backend in backends:
                 _stop(backend, reason)
@@ -521,6 +526,28 @@ class Generation:
             f"{op.timeout:g} s: a call of its library is stuck"
         )
         return True
+
+
+def _call_hooks(spec: GroupSpec) -> None:
+    """Call the hooks of an abort; wait for them, but not for one that hangs."""
+    hooks, over = list(spec.abort_hooks.values()), threading.Event()
+
+    def call() -> None:
+        for hook in hooks:
+            try:
+                hook()
+            except Exception:  # noqa: BLE001 - the user's
+                # The abort goes on: other ranks wait for it.
+                _log.exception("%s: a hook of the abort failed", spec.describe())
+        over.set()
+
+    callback_threads.submit(call)
+    if not over.wait(HOOK_WAIT):
+        _log.warning(
+            "%s: the hooks of the abort have not returned for %g s; it goes on",
+            spec.describe(),
+            HOOK_WAIT,
+        )
 
 
 def _stop(backend: Backend, reason: AbortReason) -> None:

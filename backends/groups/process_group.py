@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 from ..interface.base import Backend
@@ -156,6 +156,15 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     def timeout(self) -> float:
         """Seconds after which an op is timed out, counted from its start."""
         return self._spec.timeout
+
+    @property
+    def abort_hooks(self) -> dict[int, Callable[[], None]]:
+        """By number: functions that an abort calls before the ops in flight end.
+
+        They are called on a thread of their own, and hold up the abort on this rank
+        alone, for at most 10 s. An error of theirs is logged.
+        """
+        return self._spec.abort_hooks
 
     def set_timeout(self, timeout: float | timedelta) -> None:
         """Set the timeout of the ops that are issued from now on; on this rank.

@@ -41,6 +41,8 @@ class GroupSpec:
         # Of the thread that makes the group: backends are built later, perhaps on a
         # thread of the group.
         self.context = contextvars.copy_context()
+        #: By number: what is called when the group is aborted.
+        self.abort_hooks: dict[int, Callable[[], None]] = {}
         self.device = chosen_device() if "cuda" in config.device_backend_map else None
 
     def global_ranks(self, ranks: Iterable[int]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ __all__ = [
     "HANDLE",
     "DistributedDataParallel",
     "being_made",
+    "being_split",
     "bucket_changes",
     "c10d",
     "cpu_backend",
@@ -141,9 +142,20 @@ def in_backward() -> bool:
     return _graph_task is None or _graph_task() != -1
 
 
-# The function of torch that makes a group.
-_MAKER = "_new_process_group_helper"
+# The functions of torch that make a group: from nothing, and from a part of another.
+_MAKER, _SPLITTER = "_new_process_group_helper", "split_group"
 _probe(c10d_module, _MAKER, "groups have no other backend beside it, and no names")
+
+
+def _variables_of(function: str) -> dict[str, Any]:
+    """Return the variables of a function of torch that called; empty: none did."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == function and module == c10d_module.__name__:
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
 
 
 def being_made(name: str) -> tuple[list[str], str]:
@@ -151,14 +163,21 @@ def being_made(name: str) -> tuple[list[str], str]:
 
     That is the backends beside it, and what the group is for.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == _MAKER:
-            made = frame.f_locals
-            backends = made["backend_config"].get_device_backend_map().values()
-            return sorted({str(one) for one in backends} - {name}), made["group_desc"]
-        frame = frame.f_back
-    return [], ""
+    made = _variables_of(_MAKER)
+    if not made:
+        return [], ""
+    backends = made["backend_config"].get_device_backend_map().values()
+    return sorted({str(one) for one in backends} - {name}), made["group_desc"]
+
+
+def being_split() -> tuple[list[int], str]:
+    """Return what a backend is not told of the groups that ``split_group`` makes.
+
+    That is the ranks of them all, and what they are for.
+    """
+    made = _variables_of(_SPLITTER)
+    ranks = [one for part in made.get("split_ranks") or () for one in part]
+    return ranks, made.get("group_desc") or ""
 
 
 def registered_groups() -> Iterator[c10d.ProcessGroup]:

@@ -8,7 +8,9 @@ shrinks. Beside another backend, as in ``"cpu:rankscope,cuda:nccl"``, it is a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from ..errors import DistBackendError
 from ..groups.api import destroy_process_group
 from ..groups.process_group import ProcessGroup
 from ..groups.world import world
+from ..rank_sets import name_ranks
 from ..work.composite import completed_work
 from ..work.op_type import OpType
 from . import hooks_on_cpu, joining, meeting, private, recovering
@@ -45,6 +48,7 @@ class _Shell(Ops):
         Ops.__init__(self)
         self._store = made_by.store
         self._rank, self._size = made_by.group_rank, made_by.group_size
+        self._made_with = options
         timeout: timedelta = made_by.timeout
         # Torch's global ranks; none: it is the default group.
         ranks = list(made_by.global_ranks_in_group)
@@ -78,7 +82,7 @@ class _Shell(Ops):
 
     getRank, getSize, getBackendName = rank, size, name
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = True
     supports_shrinking = False
 
@@ -98,7 +102,28 @@ class _Shell(Ops):
 
     _set_default_timeout = set_timeout
 
+    def _part(self, ranks: Sequence[int], store: Any, timeout: timedelta) -> Any:
+        """Return what a creator is told of a group of `ranks` of this one."""
+        known = meeting.default_ranks()
+        return SimpleNamespace(
+            store=store,
+            group_rank=list(ranks).index(self._rank),
+            group_size=len(ranks),
+            timeout=timeout,
+            global_ranks_in_group=[known.index(self.group.ranks[one]) for one in ranks],
+        )
+
     # -- its end ------------------------------------------------------------
+
+    supports_abort_hooks = True
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call `hook` at each abort of the group, before the ops in flight end."""
+        self.group.abort_hooks[hook_id] = hook
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Do not call the hook of that number any more."""
+        self.group.abort_hooks.pop(hook_id, None)
 
     def abort(self) -> None:
         """Fail the ops in flight on every rank, with an error that says so."""
@@ -135,6 +160,21 @@ class BackendRankscope(_Shell, c10d.Backend):  # type: ignore[misc]
         timeout = timedelta(seconds=self.group.timeout)
         return c10d.Backend.Options(NAME, timeout=timeout)
 
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> BackendRankscope:
+        """Return the part for CPU tensors of a group of `ranks` of this one."""
+        chosen, description = private.being_split()
+        left_out = sorted({*range(self._size)} - {*(chosen or ranks)})
+        if left_out:
+            # Torch's C++ dereferences what such a rank would return, no backend.
+            raise DistBackendError(
+                f"split_group of {self.group.describe()}: {name_ranks(left_out)} of it "
+                f"{'is' if len(left_out) == 1 else 'are'} in none of split_ranks; "
+                "beside another backend torch needs each rank in one of them: add "
+                f"{[[one] for one in left_out]}, or call new_group"
+            )
+        made_by = self._part(ranks, store, opts._timeout)
+        return BackendRankscope(made_by, self._made_with, description)
+
     def start_coalescing(self) -> None:
         """Begin a batch: ops of this thread are issued by `end_coalescing`."""
         self._start_coalescing()
@@ -170,7 +210,6 @@ class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
         return self
 
     supports_time_estimate = False
-    supports_abort_hooks = False
 
     @property
     def options(self) -> None:
@@ -208,6 +247,26 @@ class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str = "",
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroupRankscope | None:
+        """Return the group of `ranks` of this one; ``None``: this rank is not in it."""
+        if self._rank not in ranks:
+            return None
+        timeout = timeout or timedelta(seconds=self.group.timeout)
+        made_by = self._part(ranks, c10d.PrefixStore(group_name, self._store), timeout)
+        options = self._made_with if opts is None else meeting.take_options(opts)
+        made = ProcessGroupRankscope(made_by, options, group_desc or "")
+        made.setGroupName(group_name)
+        made.setGroupDesc(group_desc or "undefined")
+        return made
+
     # -- other ranks ------------------------------------------------------
 
     @property
@@ -226,6 +285,7 @@ class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
 
     def replace(self, group: ProcessGroup) -> None:
         """Go on over `group`, which has fewer ranks, as the same object."""
+        group.abort_hooks.update(self.group.abort_hooks)
         self.group = group
         self._rank, self._size = group.rank(), group.size()
 

@@ -237,6 +237,38 @@ def test_an_op_does_what_torchs_does(ranks: Ranks, name: str) -> None:
     ranks.run(dedent(COLLECTIVES[name]))
 
 
+def test_a_group_is_split(ranks: Ranks) -> None:
+    """From torch 2.15 on: an older one splits the groups of accelerators alone."""
+    if private.release < (2, 15):
+        ranks.run(
+            "error = raised(lambda: dist.split_group(split_ranks=[[0, 1]]))\n"
+            "assert isinstance(error, RuntimeError), error"
+        )
+        return
+    ranks.run(
+        "parts = [list(range(1, world_size)), [0]]\n"
+        "part = dist.split_group(split_ranks=parts, group_desc='part')\n"
+        "mine = parts[0 if rank else 1]\n"
+        "x = torch.ones(3)\n"
+        "dist.all_reduce(x, group=part)\n"
+        "assert x.tolist() == [len(mine)] * 3\n"
+        "assert dist.get_process_group_ranks(part) == mine\n"
+        "assert last_op().group == 'part'\n"
+        "swapped = dist.split_group(split_ranks=[[1, 0]])\n"
+        "if rank > 1:\n"
+        "    assert swapped is dist.GroupMember.NON_GROUP_MEMBER\n"
+        "else:\n"
+        "    assert dist.get_rank(swapped) == 1 - rank\n"
+        "    dist.broadcast(x, 1, group=swapped)\n"
+        "    dist.destroy_process_group(swapped)\n"
+        "inner = dist.split_group(part, [list(range(len(mine)))])\n"
+        "dist.barrier(group=inner)\n"
+        "dist.destroy_process_group(inner)\n"
+        "dist.destroy_process_group(part)\n"
+        "assert 'part' not in [one.group_desc for one in world.groups()]"
+    )
+
+
 def test_a_group_beside_another_backend_does_the_ops_of_cpu_tensors(
     ranks: Ranks,
 ) -> None:
@@ -271,6 +303,16 @@ def test_a_group_beside_another_backend_does_the_ops_of_cpu_tensors(
         "x.fill_(1)\n"
         "dist.all_reduce(x, group=mixed)\n"
         "assert x.tolist() == [world_size] * 3\n"
+        f"if {private.release >= (2, 15)}:\n"
+        "    error = raised(lambda: dist.split_group(mixed, [[0]]))\n"
+        "    assert 'in none of split_ranks' in str(error), error\n"
+        "    parts = [[0, world_size - 1], [*range(1, world_size - 1)]]\n"
+        "    parts = [one for one in parts if one]\n"
+        "    part = dist.split_group(mixed, parts, group_desc='part')\n"
+        "    dist.all_reduce(x, group=part)\n"
+        "    assert x.tolist() == [2 * world_size] * 3\n"
+        "    assert last_op().group == 'part'\n"
+        "    dist.destroy_process_group(part)\n"
         "dist.destroy_process_group(mixed)\n"
         "assert 'mixed' not in [one.group_desc for one in world.groups()]"
     )

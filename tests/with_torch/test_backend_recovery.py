@@ -64,6 +64,11 @@ def abort_amid(ranks: Ranks, call: str, reason: str) -> None:
 def test_an_abort_in_backward_raises_its_reason_and_the_model_trains_on(
     three: Ranks,
 ) -> None:
+    three.run(
+        "hooked = []\n"
+        "dist.group.WORLD.register_abort_hook(7, lambda: hooked.append(\n"
+        "    bool(dist.group.WORLD.group.status.in_flight)))"
+    )
     abort_amid(three, "train(1)", "the loss is NaN")
     three.run(
         {
@@ -74,7 +79,11 @@ def test_an_abort_in_backward_raises_its_reason_and_the_model_trains_on(
             for rank in (0, 1)
         }
     )
-    three.run("rankscope.torch.rebuild()" + RECOVER)
+    three.run(
+        "assert hooked == [rank != 2], hooked\n"
+        "dist.group.WORLD.unregister_abort_hook(7)\n"
+        "rankscope.torch.rebuild()" + RECOVER
+    )
 
 
 def test_an_interrupt_ends_a_backward_that_hangs(three: Ranks) -> None:

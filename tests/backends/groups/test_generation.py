@@ -9,6 +9,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups import generation
 from rankscope.backends.groups.world import world
 from tests.backends.manual import Manual
 
@@ -72,6 +73,30 @@ def test_a_backend_that_is_built_during_an_abort_is_stopped(
     with pytest.raises(dist.DistAbortedError, match="all_reduce in group.*enough"):
         dist.all_reduce(np.ones(3))
     assert len(Manual.made[0].aborted) == 1
+
+
+def test_the_hooks_of_an_abort_are_called_before_ops_end_and_do_not_stop_it(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, seen = threading.Event(), list[object]()
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+
+    def fail() -> None:
+        seen.append(work.is_completed())
+        raise RuntimeError("of the hook")
+
+    group.abort_hooks.update({1: fail, 2: lambda: seen.append(group.aborted)})
+    group.abort("enough")
+    assert seen == [False, group.aborted]
+    # They stay after a rebuild; one that hangs is left alone.
+    group.rebuild()
+    group.abort_hooks[3] = lambda: seen.append(go.wait(30))
+    monkeypatch.setattr(generation, "HOOK_WAIT", 0.05)
+    group.abort("again")
+    assert seen[2:] == [True, group.aborted]
+    go.set()
+    until(lambda: len(seen) == 5)
 
 
 @pytest.mark.parametrize("lost", [False, True])
