@@ -72,9 +72,9 @@ VARIANTS = 8
 
 #: The longest message in a one-line summary, in characters.
 LONGEST = 500
-#: Characters of a line of a cell's error, and its lines at most: what failed where,
-#: why, and what is next.
-WIDTH, MOST = 100, (2, 3, 1)
+#: Characters of a line of a cell's error, its lines, and those of its first part: what
+#: failed where, why, what is next. Above it is the line that opens the tracebacks.
+WIDTH, MOST, FIRST = 100, 5, 2
 #: Ops, or errors, of which such an error has the ranks.
 OPS = 3
 #: Characters of a line of code, and of a message that is shown in full elsewhere.
@@ -94,9 +94,11 @@ class _ReportedError(BaseException):
         parts = f"{name}: {self}".splitlines()
         # Front ends split a line within a word. `str` has all of it.
         lines: list[str] = []
-        for part, most in zip(parts, MOST, strict=False):
-            # The last one has the room that the others have left.
-            count = sum(MOST) - len(lines) if part is parts[-1] else most
+        for place, part in enumerate(parts[:MOST]):
+            # A line is left for each of the others.
+            room = MOST - len(lines) - (len(parts[:MOST]) - place - 1)
+            several = place == 0 and len(parts) > 1
+            count = min(room, FIRST) if several else room
             lines += textwrap.wrap(
                 part, WIDTH, max_lines=count, placeholder=" …", break_on_hyphens=False
             )

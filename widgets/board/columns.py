@@ -20,19 +20,19 @@ RANKS = 14
 #: Seconds at one line from which on they are shown; the page has the same number.
 LINGERS = 5.0
 
-#: `drop`: the highest go first where there is no room; the line goes last.
+#: `drop`: the highest go first where there is no room; the op goes last.
 COLUMNS = (
     Column("rank", "rank", "global rank", numeric=True),
     Column("host", "host", "host of the rank's engine", drop=6),
     Column("pid", "pid", "process of the rank's engine", True, drop=6),
     Column("device", "device", "device types, with the backends in use", drop=7),
     Column("state", "state", "what the rank is doing"),
-    Column("op", "op", "the oldest op in flight, or the last one completed", drop=2),
-    Column("seq", "seq", "sequence number in the group", True, drop=2),
+    Column("op", "op", "the oldest op in flight, or the last one completed", drop=1),
+    Column("seq", "seq", "sequence number in the group", True, drop=3),
     Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=4),
     Column("late", "late", "ops it enters after the others, by how much", True, drop=4),
     Column("waits", "waits", "part of its time: it waits for late ranks", True, drop=4),
-    Column("line", "line", "where the op was issued, or the rank computes", drop=1),
+    Column("line", "line", "where the op was issued, or the rank computes", drop=2),
     Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=5),
     Column("dtype", "dtype", "data type of its first array", drop=7),
     Column("elapsed", "elapsed", "time in flight / median of this op", True, drop=3),
