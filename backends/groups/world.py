@@ -433,7 +433,10 @@ class World:
                 key = GroupKey(one["name"], tuple(one["ranks"]))
                 if one["wrapped"]:
                     self.wrapped.add(key)
-                if self.rank in one["ranks"] and key not in self._groups:
+                if self.rank not in one["ranks"]:
+                    continue
+                known = self._groups.get(key)
+                if known is None:
                     self._add(
                         one["name"],
                         one["ranks"],
@@ -442,6 +445,10 @@ class World:
                         one["generation"],
                     )
                     made.append(one["name"])
+                elif known.generation != one["generation"]:
+                    # The default group, which was made first: not in the generation
+                    # of a hang that the others have left behind.
+                    known.rebuild(one["generation"], self.store)
             for one in exported["watched"]:
                 for source in self.sources:
                     if source.library == one["library"]:

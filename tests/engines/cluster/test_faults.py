@@ -45,6 +45,8 @@ def kill(cluster: Cluster, rank: int) -> int:
 
 @pytest.mark.parametrize("victim", [2, 0], ids=["rank 2", "the store's host"])
 def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None:
+    cluster.abort(reason="an earlier hang")
+    cluster.rebuild()
     cell = hanging(cluster, absent=victim)
     reported: list[tuple[int, str]] = []
     cancel = cluster.subscribe(
@@ -88,6 +90,12 @@ def test_a_killed_engine_in_an_all_reduce(cluster: Cluster, victim: int) -> None
     cluster.restart([victim])
     assert cluster.status().dead == []
     assert cluster.pull("mine", survivors) == {r: r * 100 for r in survivors}
+    # The fresh engine is where the others are: not in what they have left behind.
+    refused = cluster.execute("dist.barrier()", ranks=victim)
+    assert refused.wait(WAIT)
+    # The reason of the others went with the store.
+    why = death if victim else "rank 0 restarted"
+    assert f"the group was aborted: {why} (at" in refused.errors[victim].evalue
     cluster.rebuild()
     assert {one.groups[0].state for one in cluster.status().ranks} == {"ready"}
     environment = cluster.execute("import os\n(rank, os.environ['RANK'])", ranks=victim)
