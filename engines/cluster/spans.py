@@ -43,8 +43,8 @@ class Spans:
     `close` at the latest. Their attributes are ``rankscope.group``, ``.ranks``, those
     at fault or those of the aborted group, ``.verdict``, the sentence or the reason of
     the abort, ``.op`` and ``.seq``, and of a stall ``.fault``, ``.waiting``, ``.line``.
-    Those of an abort are of the op with the lowest number that a rank had issued and not
-    completed, if there is one.
+    Those of an abort are of the op with the lowest number that a rank had issued and
+    not completed, if there is one.
 
     `tracer` is one of OpenTelemetry.
     """

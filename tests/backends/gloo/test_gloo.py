@@ -250,7 +250,8 @@ def impatient_sockets(me: Rank) -> None:
     """The program has given each new socket a timeout of its own."""
     socket.setdefaulttimeout(0.1)
     with backend(me) as made:
-        assert all_reduce(made, x := np.ones(3), SUM).wait()
+        x = np.ones(3)
+        assert all_reduce(made, x, SUM).wait()
         if me.rank:
             me.meet("later")
         work = all_reduce(made, x, SUM)
