@@ -95,7 +95,7 @@ def watch(
         with a dict of names and floats about this rank, all of its groups together.
         Since the last call: ``rankscope/ops`` and ``rankscope/bytes``, of ops that have
         completed; ``rankscope/op_seconds`` and ``rankscope/waiting_seconds``, from
-        start to end of them and for which threads waited, of Rankscope's own groups;
+        start to end of them and for which threads waited, as far as torch tells;
         ``rankscope/stalls``, ops that have been in flight for
         ``RANKSCOPE_REPORT_AFTER`` seconds; ``rankscope/aborts``, groups. Now:
         ``rankscope/in_flight``, ops; ``rankscope/oldest_seconds``, the age of the

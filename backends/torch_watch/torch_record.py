@@ -31,6 +31,10 @@ class Progress:
 
     def __init__(self, ranks: int = 1) -> None:
         self.counts = OpCounts(ranks)
+        #: From start to end of all ops that are over, and for which threads waited for
+        #: them; ``None`` once one of them did not tell.
+        self.busy_ns: int | None = 0
+        self.blocked_ns: int | None = 0
         self.enqueued: TorchRecord | None = None
         self.started: TorchRecord | None = None
         self.completed: TorchRecord | None = None
@@ -53,6 +57,24 @@ class Progress:
             self.completed is None or record.created_ns >= self.completed.created_ns
         ):
             self.completed = record
+
+    def note_times(self, record: TorchRecord) -> None:
+        """Add the times of an op that is over."""
+        call, busy, blocked = record.call, record.measured_ns, None
+        if call is not None and call.waited_ns is not None:
+            blocked = max(0, record.ended_ns - call.waited_ns)
+            busy = busy or record.ended_ns - record.started_ns
+        self.busy_ns = _sum(self.busy_ns, busy)
+        self.blocked_ns = _sum(self.blocked_ns, blocked)
+
+    def forget(self) -> None:
+        """Count and measure no more: there are ops that nobody has seen."""
+        self.counts.forget()
+        self.busy_ns = self.blocked_ns = None
+
+
+def _sum(known: int | None, one: int | None) -> int | None:
+    return None if known is None or one is None else known + one
 
 
 class TorchRecord(OpEntry):
@@ -79,6 +101,8 @@ class TorchRecord(OpEntry):
         self.thread: int | None = None
         self.state = "scheduled"
         self.created_ns = self.started_ns = self.ended_ns = 0
+        #: How long it took by torch's events on a device; ``None``: there were none.
+        self.measured_ns: int | None = None
         self.error: str | None = None
         self.call: Call | None = None
 

@@ -167,7 +167,7 @@ class Tracker:
                 if number > self._last_entry + 1 and self._last_entry >= 0:
                     # The ring has turned over: of which groups is not known.
                     for one in groups.values():
-                        one.progress.counts.forget()
+                        one.progress.forget()
                 self._last_entry = number
                 group = _owner(entry, named)
                 if group is None:
@@ -227,6 +227,8 @@ class Tracker:
             self._open[number] = record
             record.group.progress.note(record)
             return record.state != before
+        if timed and entry.get("duration_ms") is not None:
+            record.measured_ns = int(entry["duration_ms"] * 1e6)
         call = record.call
         ended = entry.get("time_discovered_completed_ns") or now_ns
         if not timed:
@@ -275,6 +277,9 @@ class Tracker:
                     if entries is None or not 0 < call.returned_ns < now_ns:
                         kept.append(call)
                 else:
+                    if self.blind:
+                        # Nor does it have those that C++ code issues.
+                        group.progress.forget()
                     record = TorchRecord(next(self._numbers), group, call.op_type)
                     record.fill(call, group.timeout)
                     self._records.append(record)
@@ -334,6 +339,7 @@ def _end(record: TorchRecord, state: str, ended_ns: int, error: str | None) -> N
         state, error = "aborted", str(reason)
     record.end(state, ended_ns, error)
     record.group.progress.note(record)
+    record.group.progress.note_times(record)
     if state == "completed":
         _, itemsize, _ = record._dtypes()
         sizes = map(tuple, record.sizes)

@@ -72,8 +72,9 @@ class Values:
 
 def _counted(group: GroupStatus) -> dict[str, float]:
     found: dict[str, float] = {"aborts": group.state == "aborted"}
-    if group.op_seconds is not None and group.blocked_seconds is not None:
+    if group.op_seconds is not None:
         found["op_seconds"] = group.op_seconds
+    if group.blocked_seconds is not None:
         found["waiting_seconds"] = group.blocked_seconds
     if group.moved or group.completed is None:
         found["ops"] = sum(ops for ops, _ in group.moved.values())

@@ -6,8 +6,10 @@ import time
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.torch_watch.calls import Call
 from rankscope.backends.torch_watch.torch_record import Progress
 from rankscope.backends.torch_watch.tracker import Tracker
+from rankscope.backends.work.op_type import OpType
 
 
 class Group:
@@ -84,3 +86,54 @@ def test_the_last_op_of_a_group_fails_if_no_python_code_issued_it() -> None:
     # It is said once.
     assert not tracker.fail_last(group, "again")
     assert second.error == "Connection closed by peer"
+
+
+def call(began: int, **fields: Any) -> Call:
+    """A synchronous all_reduce over gloo that Python code issued: 400 ns of 500."""
+    values = {"backend": "gloo", "began_ns": began, "returned_ns": began + 50}
+    values |= {"waited_ns": began + 100, "ended_ns": began + 500}
+    made = Call(Group.torch_group, OpType.ALL_REDUCE, thread=1)
+    for name, value in {**values, **fields}.items():
+        setattr(made, name, value)
+    return made
+
+
+def times(*ops: tuple[dict[str, Any], Call | None]) -> tuple[int | None, int | None]:
+    """Return what a group tells of ops that are over, as (entry, call)."""
+    group, tracker = Group(), Tracker()
+    groups = {group.torch_group: group}
+    calls = [one for _, one in ops if one is not None]
+    tracker.update([one for one, _ in ops], calls, groups)
+    assert tracker.in_flight == 0
+    return group.progress.busy_ns, group.progress.blocked_ns
+
+
+def test_the_seconds_in_ops_of_gloo_are_those_of_python_calls_that_waited() -> None:
+    began = time.time_ns() - 10**9
+    later = began + 1000
+    one = entry(1, began + 10, retired=True), call(began)
+    two = entry(2, later + 10, retired=True), call(later)
+    assert times(one, two) == (2 * 490, 2 * 400)
+    # One that was over before somebody waited, and one that C++ code issued.
+    polled = entry(2, later + 10, retired=True), call(later, waited_ns=None)
+    assert times(one, polled) == (None, None)
+    assert times(one, (entry(2, later, retired=True), None)) == (None, None)
+
+
+def test_the_seconds_in_ops_of_nccl_are_those_of_its_events() -> None:
+    began = time.time_ns() - 10**9
+    name = {"profiling_name": "nccl:all_reduce", "state": "completed"}
+    name["time_discovered_completed_ns"] = began + 10**8  # type: ignore[assignment]
+    assert times((entry(1, began, **name, duration_ms=2.5), None)) == (2500000, None)
+    # Without TORCH_NCCL_ENABLE_TIMING.
+    assert times((entry(1, began, **name), None)) == (None, None)
+
+
+def test_nothing_is_measured_any_more_once_torchs_ring_has_turned_over() -> None:
+    group, tracker = Group(), Tracker()
+    groups = {group.torch_group: group}
+    began = time.time_ns() - 10**9
+    tracker.update([entry(1, began, retired=True)], [call(began - 10)], groups)
+    assert group.progress.busy_ns == 490
+    tracker.update([entry(3, began + 5000, retired=True)], (), groups)
+    assert (group.progress.busy_ns, group.progress.blocked_ns) == (None, None)
