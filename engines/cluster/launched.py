@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import ipyparallel
 import psutil
 from ipyparallel.cluster.launcher import (
+    BatchSystemLauncher,
     LocalEngineLauncher,
     LocalEngineSetLauncher,
     MPIEngineSetLauncher,
@@ -357,6 +358,12 @@ class Launched:
                 f"engines ended while they started ({here} of {n} came up)"
                 f"{self.last_log_lines(started)}"
             )
+        if getattr(engine_set, "launchers", None) == {}:
+            raise ClusterStartError(
+                f"{type(engine_set).__name__} has started no engine, since its "
+                "configuration names no host: --hosts a:4,b:4 starts ranks by ssh, and "
+                "needs no configuration"
+            )
         controller = self.cluster.controller
         if controller is not None and controller.state == "after":
             raise ClusterStartError(
@@ -525,9 +532,13 @@ class Launched:
     def is_local(self) -> bool:
         """Whether everything that was started runs on this machine."""
         return (
-            self.cluster.controller_launcher_class.__name__ == "LocalControllerLauncher"
-            and self.cluster.engine_launcher_class in _LOCAL
+            self._has_controller_here and self.cluster.engine_launcher_class in _LOCAL
         )
+
+    @property
+    def _has_controller_here(self) -> bool:
+        kind = self.cluster.controller_launcher_class
+        return kind.__name__ == "LocalControllerLauncher"
 
     @property
     def _stop_file(self) -> str | None:
@@ -566,7 +577,7 @@ class Launched:
         try:
             if self.hosts is not None:
                 self.run(_call(self.hosts.close))
-            if self.is_local:
+            if self._has_controller_here:
                 self._kill_local()
             # The rest is bookkeeping, and the processes of other machines.
             self.run(self._stop_both(), STOP_TIMEOUT)
@@ -578,6 +589,10 @@ class Launched:
     async def _stop_both(self) -> None:
         """Stop controller and engines, each whatever becomes of the other."""
         cluster = self.cluster
+        for name, engine_set in list(cluster.engines.items()):
+            # There is no job to cancel, as where there is no program that submits it.
+            if isinstance(engine_set, BatchSystemLauncher) and not engine_set.running:
+                del cluster.engines[name]
         ends = await asyncio.gather(
             cluster.stop_controller(), cluster.stop_engines(), return_exceptions=True
         )
@@ -586,13 +601,17 @@ class Launched:
                 raise error
 
     def _kill_local(self) -> None:
+        """End what runs on this machine; of engines elsewhere it is the controller."""
         # A controller that just starts would fork schedulers that nobody knows of.
         controller = private.process_of(self.cluster.controller)
         if controller is not None:
             send_signal(controller, signal.SIGSTOP)
             wait_stopped(controller, GRACE)
-        everything = self.processes()
         leaders = set(self._leaders())
+        everything = self.processes()
+        if not self.is_local:
+            leaders = {controller} - {None}
+            everything = [*with_descendants(leaders).values()]
         leading = [one for one in everything if one in leaders]
         for process in leading:
             # One that is stopped would not heed SIGTERM.

@@ -41,8 +41,9 @@ place = socket.gethostname(), *(os.environ[name] for name in names)
 #: Runs until a file is there.
 AWAITS = "import os, time\nwhile not os.path.exists({file!r}): time.sleep(0.05)\n"
 
-#: Seconds for which a notebook sleeps, and after which it gives up its hosts.
-ASLEEP, LOST_AFTER = 3.0, 8.0
+#: Seconds for which a notebook sleeps, after which it gives up its hosts, and for which
+#: the cable is out at least.
+ASLEEP, LOST_AFTER, CUT = 3.0, 8.0, 20.0
 #: A notebook on a laptop that sleeps, and loses its host afterwards.
 LAPTOP = """
 import sys, time
@@ -338,9 +339,11 @@ def cut(cluster: Cluster, sshd: Sshd) -> None:
     kept_alive = all(map(lives, kept))
     cell = cluster.execute(AWAITS.format(file=joined) + SUM.format(n=1000))
     hosts.cable.up = False
+    began = time.monotonic()
     until(lambda: silent(cluster) == [2, 3], WAIT, "the silence")
     lost = laptop.communicate(timeout=WAIT)[0]
     until(lambda: not any(map(lives, kept)), WAIT, "the end of what was kept")
+    until(lambda: time.monotonic() > began + CUT, WAIT, "the end of the cut")
     dead = cluster.status().dead
     hosts.cable.up = True
     Path(joined).touch()
@@ -376,10 +379,24 @@ def refused(sshd: Sshd) -> None:
     tell("refused", said=said)
 
 
+def many(sshd: Sshd) -> None:
+    """24 ranks on two hosts."""
+    began = time.monotonic()
+    with nothing_stays(sshd):
+        with Cluster(
+            hosts="host-a:12,host-b:12", remote_python=sshd.python, force=True
+        ) as cluster:
+            cluster.execute("x = np.ones(1)\ndist.all_reduce(x)").result(WAIT)
+            sums = sorted({float(one[0]) for one in cluster.pull("x").values()})
+            ready = time.monotonic() - began
+            began = time.monotonic()
+        tell("many", sums=sums, ready=ready, end=time.monotonic() - began)
+
+
 def interrupted_starts(sshd: Sshd) -> None:
-    """An interrupt at each step of the start leaves nothing."""
+    """An interrupt at each step of the start leaves nothing; of 24 ranks, too."""
     ended = []
-    steps = ("connecting to", "host-b: conn", "starting the c", "starting 2", "making")
+    steps = ("connecting to", "host-b: conn", "starting the c", "starting 24", "making")
     for step in steps:
 
         def interrupt(text: str, step: str = step) -> None:
@@ -388,9 +405,11 @@ def interrupted_starts(sshd: Sshd) -> None:
 
         with nothing_stays(sshd):
             try:
+                few = "1" if step != "starting 24" else "12"
                 with Cluster(
-                    hosts="host-a:1,host-b:1",
+                    hosts=f"host-a:{few},host-b:{few}",
                     remote_python=sshd.python,
+                    force=True,
                     progress=interrupt,
                 ):
                     time.sleep(WAIT)
@@ -494,7 +513,7 @@ if __name__ == "__main__":
     hosts = Hosts(separate=True)
     sshd = Sshd(hosts, Path(sys.argv[1]))
     try:
-        all_steps = (ranks, refused, interrupted_starts, killed, kept, mpi)
+        all_steps = (ranks, many, refused, interrupted_starts, killed, kept, mpi)
         for step in (notebook,) if sys.argv[2:] else all_steps:
             step(sshd)
     finally:

@@ -89,7 +89,7 @@ def test_the_controller_is_ended_although_the_engines_are_not() -> None:
 
     launched = Launched.__new__(Launched)
     cluster: Any = SimpleNamespace(
-        stop_controller=stop_controller, stop_engines=stop_engines
+        stop_controller=stop_controller, stop_engines=stop_engines, engines={}
     )
     launched.cluster = cluster
     with pytest.raises(OSError, match="no such job"):

@@ -141,6 +141,27 @@ class TestBadInput:
             Cluster.start(1, profile="broken", start_timeout=WAIT)
         assert "last lines of its log" in str(raised.value)
 
+    @pytest.mark.parametrize(
+        ("launcher", "why"),
+        [
+            ("ssh", "SSHEngineSetLauncher has started no engine, since its config"),
+            ("pbs", "starting 1 engines: FileNotFoundError: .*'qsub'"),
+        ],
+    )
+    def test_a_launcher_that_starts_none(
+        self,
+        launcher: str,
+        why: str,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+    ) -> None:
+        # ipyparallel writes what it would submit here.
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ClusterStartError, match=f"^{why}"):
+            Cluster.start(1, engines=launcher)
+        assert not [one for one in caplog.records if one.levelno > logging.WARNING]
+
     def test_too_little_time(self) -> None:
         with pytest.raises(ClusterStartError, match="not done after 0.2 s"):
             Cluster.start(2, start_timeout=0.2)

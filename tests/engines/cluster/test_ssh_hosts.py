@@ -44,6 +44,12 @@ def test_ranks_are_in_the_order_of_their_hosts(seen: dict[str, Any]) -> None:
     }
 
 
+def test_many_ranks_start_and_end_quickly(seen: dict[str, Any]) -> None:
+    assert seen["many"]["sums"] == [24.0]
+    assert seen["many"]["ready"] < 60
+    assert seen["many"]["end"] < 30
+
+
 def test_what_listens_is_what_the_table_has(seen: dict[str, Any]) -> None:
     """The controller, and the store in rank 0, at one address; on the other host sshd.
 
