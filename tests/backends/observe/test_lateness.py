@@ -83,20 +83,24 @@ class TestNoise:
         assert not _found(Run().steps(61, lambda n, rank: 40.0 if n % 5 else 1.0))
 
 
+#: Where sleeps are, in units → what is to be found.
+INJECTED = pytest.mark.parametrize(
+    ("work", "pattern", "ranks"),
+    [
+        (lambda n, rank: rank == 2, Pattern.STEADY, {2}),
+        (lambda n, rank: rank in (1, 3), Pattern.STEADY, {1, 3}),
+        (lambda n, rank: rank == n % 4, Pattern.TURNS, {0, 1, 2, 3}),
+        (lambda n, rank: rank, Pattern.UNEVEN, {3}),
+    ],
+    ids=["one", "two", "turns", "uneven"],
+)
+
+
 class TestInjected:
     """A sleep on a rank, on two, in turns; uneven work: named within 20 ops."""
 
     @pytest.mark.parametrize("ms", [10, 50])
-    @pytest.mark.parametrize(
-        ("work", "pattern", "ranks"),
-        [
-            (lambda n, rank: rank == 2, Pattern.STEADY, {2}),
-            (lambda n, rank: rank in (1, 3), Pattern.STEADY, {1, 3}),
-            (lambda n, rank: rank == n % 4, Pattern.TURNS, {0, 1, 2, 3}),
-            (lambda n, rank: rank, Pattern.UNEVEN, {3}),
-        ],
-        ids=["one", "two", "turns", "uneven"],
-    )
+    @INJECTED
     def test_a_long_one(
         self,
         ms: int,
@@ -112,6 +116,36 @@ class TestInjected:
             named += len(found) == 1
         # Now and then the noise is longer than 10 ms too often.
         assert named >= (30 if ms == 50 else 28)
+
+    @INJECTED
+    def test_one_of_two_ms_on_a_quiet_machine(
+        self,
+        work: Callable[[int, int], int],
+        pattern: Pattern,
+        ranks: set[int],
+    ) -> None:
+        run = Run(heavy=0.05).steps(TWENTY, lambda n, r: 1 + 2 * work(n, r))
+        assert [(one, {*who}) for one, who in _names(run)] == [(pattern, ranks)]
+
+    @pytest.mark.parametrize("ms", [2, 10, 50])
+    def test_a_data_loader_whose_batches_take_unequal_times(self, ms: int) -> None:
+        for seed in range(20):
+            rng, heavy = random.Random(seed), 0.02 * ms
+
+            def load(n: int, rank: int, rng: random.Random = rng) -> float:
+                return 1 + (ms + rng.expovariate(1 / ms)) * (rank == 3)
+
+            run = Run(seed=seed, heavy=heavy).steps(TWENTY, load)
+            assert _names(run) == [(Pattern.STEADY, (3,))], seed
+
+    @pytest.mark.parametrize("ms", [2, 10, 50])
+    def test_a_callback_after_each_op(self, ms: int) -> None:
+        # Nobody sees how long its rank waited; the time from the op on is its own.
+        run = Run(heavy=0.05)
+        run.steps(TWENTY, lambda n, rank: 1 + ms * (rank == 1))
+        for one in run.records[1]:
+            one["time_waited_ns"] = UNSEEN
+        assert _names(run) == [(Pattern.STEADY, (1,))]
 
     @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
     def test_groups_of_every_size(self, ranks: int) -> None:
@@ -286,9 +320,10 @@ class TestNotBlamed:
         # Rank 2 works for longer in all.
         assert _found(Run(heavy=0.1).steps(61, late, waited=lambda rank: 15.0))
 
-    def test_a_slow_link_is_told_from_slow_work(self) -> None:
-        run = Run(heavy=0.1, leave=lambda n, rank: 8.0 * (rank == 1))
-        (found,) = _found(run.steps(61, lambda n, rank: 1.0))
+    @pytest.mark.parametrize("ms", [2, 10, 50])
+    def test_a_slow_link_is_told_from_slow_work(self, ms: int) -> None:
+        run = Run(heavy=0.05, leave=lambda n, rank: ms * (rank == 1))
+        (found,) = _found(run.steps(TWENTY, lambda n, rank: 1.0))
         assert (found.pattern, found.ranks) == (Pattern.LEAVES_LATE, (1,))
         assert "after leaving the one before late" in str(found)
         # Of what is over nobody can look whether the link was slow, or the machine.
