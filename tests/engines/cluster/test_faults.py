@@ -357,6 +357,9 @@ def test_a_death_that_is_told_late_leaves_the_group_of_the_survivors(
 
 
 def test_a_living_rank_is_restarted_in_the_middle_of_a_cell(cluster: Cluster) -> None:
+    # Why an earlier generation ended is still in the store.
+    cluster.abort(reason="an old hang")
+    cluster.rebuild()
     make = "trio = dist.new_group([0, 1, 3], group_desc='trio', timeout=77)"
     cluster.execute(make).result(WAIT)
     before = dict(cluster.pids)
@@ -373,6 +376,9 @@ def test_a_living_rank_is_restarted_in_the_middle_of_a_cell(cluster: Cluster) ->
     group = cluster.status(fresh=True).ranks[1].group("trio")
     assert group is not None
     assert (group.ranks, group.timeout, group.state) == ((0, 1, 3), 77.0, "aborted")
+    found = [one.group("default") for one in cluster.status().ranks]
+    assert len({one.generation for one in found if one is not None}) == 1
+    assert all("rank 1 restarted" in one.reason for one in found if one is not None)
     cluster.rebuild()
     cluster.execute("dist.barrier()", group="trio").result(WAIT)
 
