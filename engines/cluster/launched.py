@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import re
 import signal
 import socket
 import threading
@@ -26,6 +25,7 @@ from ipyparallel.cluster.launcher import (
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from .cluster_file import ClusterFile
+from .engine_registration import last_log_lines, wait_for_engines
 from .files import files_of, remove
 from .fork_launcher import ForkedEngineSetLauncher
 from .host_launcher import HostEngineLauncher, HostEngineSetLauncher
@@ -49,12 +49,8 @@ T = TypeVar("T")
 GRACE = 2.0
 #: Seconds that ipyparallel gets to stop what runs elsewhere.
 STOP_TIMEOUT = 60.0
-#: Lines of a log that go into an error message.
-LOG_LINES = 20
 #: Seconds between two looks at a job that is pending.
 _POLL = 0.5
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 #: Launchers whose processes of this machine are all that has to be ended.
 _LOCAL = (
@@ -217,14 +213,14 @@ class Launched:
         except (TimeoutError, concurrent.futures.TimeoutError) as error:
             raise ClusterStartError(
                 f"{step}: not done after {timeout:g} s{self._silent_hosts()}"
-                f"{self.last_log_lines()}"
+                f"{last_log_lines(self.cluster)}"
             ) from error
         except Exception as error:
             raise ClusterStartError(
-                f"{step}: {type(error).__name__}: {error}{self.last_log_lines()}"
+                f"{step}: {type(error).__name__}: {error}{last_log_lines(self.cluster)}"
             ) from error
         try:
-            self._wait_for_engines(client, n, started, deadline, progress)
+            wait_for_engines(self.cluster, client, n, started, deadline, progress)
         except BaseException:
             client.close(linger=0)
             raise
@@ -308,89 +304,13 @@ class Launched:
                 f"{self._silent_hosts()}"
             ) from None
         self.update_orphan_reaper()
-        self._wait_for_engines(client, n, started, deadline, progress, before)
+        wait_for_engines(self.cluster, client, n, started, deadline, progress, before)
         self.keep()
         return sorted(set(client.ids) - before)
 
     def _silent_hosts(self) -> str:
         silent = [] if self.hosts is None else self.hosts.silent()
         return f": no answer of {', '.join(silent)}" if silent else ""
-
-    def _wait_for_engines(
-        self,
-        client: ipyparallel.Client,
-        n: int,
-        started: str,
-        deadline: float,
-        progress: Callable[[str], None],
-        before: Iterable[int] = (),
-    ) -> None:
-        """Wait until the `n` engines of the set `started` are registered."""
-        known = set(before)
-        here: set[int] = set()
-        registered = threading.Event()
-        cancel = private.on_notification(client, lambda event: registered.set())
-        try:
-            while True:
-                registered.clear()
-                now_here = set(client.ids) - known
-                if now_here != here:
-                    here = now_here
-                    progress(f"{len(here)} of {n} engines are registered")
-                if len(here) >= n:
-                    return
-                self._raise_if_ended(n, len(here), started)
-                if time.monotonic() > deadline:
-                    raise ClusterStartError(
-                        f"only {len(here)} of {n} engines came up in time"
-                        f"{self.last_log_lines(started)}"
-                    )
-                if not registered.wait(0.2):
-                    private.update_engines(client, registered.set)
-        finally:
-            cancel()
-
-    def _raise_if_ended(self, n: int, here: int, started: str) -> None:
-        engine_set = self.cluster.engines[started]
-        ended = (engine_set.stop_data or {}).get("engines")
-        if engine_set.state == "after" or ended:
-            raise ClusterStartError(
-                f"engines ended while they started ({here} of {n} came up)"
-                f"{self.last_log_lines(started)}"
-            )
-        if getattr(engine_set, "launchers", None) == {}:
-            raise ClusterStartError(
-                f"{type(engine_set).__name__} has started no engine, since its "
-                "configuration names no host: --hosts a:4,b:4 starts ranks by ssh, and "
-                "needs no configuration"
-            )
-        controller = self.cluster.controller
-        if controller is not None and controller.state == "after":
-            raise ClusterStartError(
-                f"the controller ended: {controller.stop_data}{self.last_log_lines()}"
-            )
-
-    def last_log_lines(self, started: str | None = None) -> str:
-        """Return the last lines that the controller and an engine set logged."""
-        found = []
-        if self.cluster.controller is not None:
-            found.append(("controller", self.cluster.controller.get_output()))
-        engine_set = self.cluster.engines.get(started)
-        if engine_set is not None:
-            # Of the engines that ended, if any: their logs have the reason.
-            outputs = dict(getattr(engine_set, "outputs", {})) or {
-                number: one.get_output()
-                for number, one in getattr(engine_set, "launchers", {}).items()
-            }
-            if not outputs and engine_set.output_file:
-                outputs["set"] = engine_set.get_output()
-            found += [(f"engine {number}", text) for number, text in outputs.items()]
-        words = ""
-        for name, text in found:
-            lines = _ANSI.sub("", text or "").strip().splitlines()[-LOG_LINES:]
-            if lines:
-                words += f"\n--- {name}, last lines of its log\n" + "\n".join(lines)
-        return words
 
     # -- the processes of this machine -------------------------------------
 
