@@ -381,10 +381,6 @@ def _import_groups(
     if default is None:
         return False
     registry.ask(InitGroup(default["backend"], default["timeout"]), ranks).all()
-    if default["generation"]:
-        # The store still has why the first generation ended, perhaps an old hang.
-        generations = {default["id"]: default["generation"]}
-        registry.ask(Rebuild(generations), ranks).all()
     registry.ask(ImportGroups(exported), ranks).all()
     return True
 

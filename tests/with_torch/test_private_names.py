@@ -65,7 +65,7 @@ def test_a_group_may_be_made_while_the_groups_are_listed() -> None:
 
     made[group := Group()] = None
     copy = copy_without("_world.pg_map")
-    copy._world.pg_map = made  # type: ignore[attr-defined]
+    copy._world.pg_map = made
     assert groups.probe(copy).groups() == [group]
 
 
