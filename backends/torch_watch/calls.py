@@ -106,6 +106,8 @@ class Call:
     waited_ns: int | None = None
     error: str | None = None
     work: weakref.ref[Any] | None = None
+    #: Whether the op was over when the first thread came to wait for it.
+    was_over: bool = False
     #: Whether Python code waited for the op, looked at it, or took its future.
     waited: bool = False
 
@@ -204,11 +206,13 @@ class CallLog:
             call = self._of_work.get(id(work))
             if call is None:
                 return original(work, *args, **kwargs)
-            call.waited = True
+            looked, call.waited = call.waited, True
             if call.backend in _BLOCKING:
                 now = time.time_ns()
                 if now - call.returned_ns < _AT_ONCE or not _is_completed(work):
                     call.waited_ns = now
+                else:
+                    call.was_over = not looked
             try:
                 result = original(work, *args, **kwargs)
             except BaseException as error:

@@ -99,8 +99,8 @@ class TorchGroup(WatchedGroup):
             started=OpStatus.issued(progress.started),
             completed=OpStatus.done(progress.completed),
             issued=self._issued(),
-            op_seconds=_seconds(progress.busy_ns),
-            blocked_seconds=_seconds(progress.blocked_ns),
+            op_seconds=progress.busy.seconds,
+            blocked_seconds=progress.blocked.seconds,
             moved=progress.counts.totals(),
             in_flight=len(progress.in_flight),
             oldest=None
@@ -150,7 +150,3 @@ class TorchGroup(WatchedGroup):
         enqueued = self.progress.enqueued
         seen = 0 if enqueued is None else enqueued.collective_seq_id
         return seen if issued is None else issued
-
-
-def _seconds(ns: int | None) -> float | None:
-    return None if ns is None else ns / 1e9

@@ -19,6 +19,9 @@ __all__ = ["Entry", "Progress", "TorchRecord"]
 #: An entry of torch's Flight Recorder.
 Entry = Mapping[str, Any]
 
+#: The part of the seconds in ops by which they may be wrong.
+ERROR = 0.05
+
 _NUMPY = {torch: numpy for numpy, torch in DTYPES.items()}
 # numpy itself has no bfloat16.
 _ITEMSIZES = {"bfloat16": 2} | {
@@ -31,10 +34,8 @@ class Progress:
 
     def __init__(self, ranks: int = 1) -> None:
         self.counts = OpCounts(ranks)
-        #: From start to end of all ops that are over, and for which threads waited for
-        #: them; ``None`` once one of them did not tell.
-        self.busy_ns: int | None = 0
-        self.blocked_ns: int | None = 0
+        #: From start to end of all ops that are over, and for which threads waited.
+        self.busy, self.blocked = Duration(), Duration()
         self.enqueued: TorchRecord | None = None
         self.started: TorchRecord | None = None
         self.completed: TorchRecord | None = None
@@ -60,21 +61,46 @@ class Progress:
 
     def note_times(self, record: TorchRecord) -> None:
         """Add the times of an op that is over."""
-        call, busy, blocked = record.call, record.measured_ns, None
+        call, most = record.call, max(0, record.ended_ns - record.started_ns)
+        if record.measured_ns is not None:
+            self.busy.add(record.measured_ns)
+        elif call is not None and call.waited_ns is not None:
+            self.busy.add(most)
+        else:
+            # It has ended at any time since it was issued.
+            issued = call.returned_ns if call is not None else 0
+            since = max(record.started_ns, issued)
+            self.busy.add(most, max(0, record.ended_ns - since))
         if call is not None and call.waited_ns is not None:
-            blocked = max(0, record.ended_ns - call.waited_ns)
-            busy = busy or record.ended_ns - record.started_ns
-        self.busy_ns = _sum(self.busy_ns, busy)
-        self.blocked_ns = _sum(self.blocked_ns, blocked)
+            self.blocked.add(max(0, record.ended_ns - call.waited_ns))
+        else:
+            self.blocked.add(0, 0 if call is not None and call.was_over else most)
 
     def forget(self) -> None:
         """Count and measure no more: there are ops that nobody has seen."""
         self.counts.forget()
-        self.busy_ns = self.blocked_ns = None
+        self.busy.is_known = self.blocked.is_known = False
 
 
-def _sum(known: int | None, one: int | None) -> int | None:
-    return None if known is None or one is None else known + one
+class Duration:
+    """A sum of times, each with the error that it may have; ns."""
+
+    def __init__(self) -> None:
+        self._sum = self._error = 0
+        #: Whether all times are in it.
+        self.is_known = True
+
+    def add(self, time: int, error: int = 0) -> None:
+        """Add a time."""
+        self._sum += time
+        self._error += error
+
+    @property
+    def seconds(self) -> float | None:
+        """The sum in seconds; ``None`` where it may be wrong by more than `ERROR`."""
+        if not self.is_known or self._error > ERROR * self._sum:
+            return None
+        return self._sum / 1e9
 
 
 class TorchRecord(OpEntry):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.torch_watch.calls import Call
 from rankscope.backends.torch_watch.torch_record import Progress
@@ -98,35 +100,49 @@ def call(began: int, **fields: Any) -> Call:
     return made
 
 
-def times(*ops: tuple[dict[str, Any], Call | None]) -> tuple[int | None, int | None]:
-    """Return what a group tells of ops that are over, as (entry, call)."""
+def times(
+    *ops: tuple[dict[str, Any], Call | None],
+) -> tuple[float | None, float | None]:
+    """Return the ns that a group tells of ops that are over, as (entry, call)."""
     group, tracker = Group(), Tracker()
     groups = {group.torch_group: group}
     calls = [one for _, one in ops if one is not None]
     tracker.update([one for one, _ in ops], calls, groups)
     assert tracker.in_flight == 0
-    return group.progress.busy_ns, group.progress.blocked_ns
+    told = group.progress.busy.seconds, group.progress.blocked.seconds
+    return told[0] and told[0] * 1e9, told[1] and told[1] * 1e9
 
 
 def test_the_seconds_in_ops_of_gloo_are_those_of_python_calls_that_waited() -> None:
     began = time.time_ns() - 10**9
-    later = began + 1000
-    one = entry(1, began + 10, retired=True), call(began)
-    two = entry(2, later + 10, retired=True), call(later)
-    assert times(one, two) == (2 * 490, 2 * 400)
-    # One that was over before somebody waited, and one that C++ code issued.
-    polled = entry(2, later + 10, retired=True), call(later, waited_ns=None)
-    assert times(one, polled) == (None, None)
-    assert times(one, (entry(2, later, retired=True), None)) == (None, None)
+
+    def op(seq: int, **fields: Any) -> tuple[dict[str, Any], Call]:
+        at = began + 1000 * seq
+        fields = {name: value and at + value for name, value in fields.items()}
+        return entry(seq, at + 10, retired=True), call(at, **fields)
+
+    known = [op(seq) for seq in range(1, 21)]
+    assert times(*known) == pytest.approx((20 * 490, 20 * 400))
+    # One that was over before somebody came to wait: nobody was blocked.
+    over = op(21, waited_ns=None, ended_ns=300)
+    over[1].was_over = True
+    assert times(*known, over) == pytest.approx((20 * 490 + 290, 20 * 400))
+    # How long it took is known to 290 ns of 290.
+    assert times(over) == (None, 0.0)
+    # One that was polled for long, and one that C++ code issued.
+    polled = op(21, waited_ns=None, ended_ns=900)
+    assert times(*known, polled) == (None, None)
+    assert times(*known, (entry(21, began, retired=True), None)) == (None, None)
 
 
 def test_the_seconds_in_ops_of_nccl_are_those_of_its_events() -> None:
     began = time.time_ns() - 10**9
-    name = {"profiling_name": "nccl:all_reduce", "state": "completed"}
-    name["time_discovered_completed_ns"] = began + 10**8  # type: ignore[assignment]
-    assert times((entry(1, began, **name, duration_ms=2.5), None)) == (2500000, None)
+    ended = {"state": "completed", "time_discovered_completed_ns": began + 10**8}
+    one = entry(1, began, profiling_name="nccl:all_reduce", **ended)
+    one["time_discovered_started_ns"] = began
+    assert times(({**one, "duration_ms": 2.5}, None)) == (2500000, None)
     # Without TORCH_NCCL_ENABLE_TIMING.
-    assert times((entry(1, began, **name), None)) == (None, None)
+    assert times((one, None)) == (None, None)
 
 
 def test_nothing_is_measured_any_more_once_torchs_ring_has_turned_over() -> None:
@@ -134,6 +150,6 @@ def test_nothing_is_measured_any_more_once_torchs_ring_has_turned_over() -> None
     groups = {group.torch_group: group}
     began = time.time_ns() - 10**9
     tracker.update([entry(1, began, retired=True)], [call(began - 10)], groups)
-    assert group.progress.busy_ns == 490
+    assert group.progress.busy.seconds == pytest.approx(490e-9)
     tracker.update([entry(3, began + 5000, retired=True)], (), groups)
-    assert (group.progress.busy_ns, group.progress.blocked_ns) == (None, None)
+    assert group.progress.busy.seconds is group.progress.blocked.seconds is None
