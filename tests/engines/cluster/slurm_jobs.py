@@ -7,6 +7,7 @@ root: the notebook and Slurm's controller are on the first host, and both are no
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -101,6 +102,18 @@ dist.all_reduce(x)
 local = os.environ["LOCAL_RANK"]
 print(socket.gethostname(), dist.get_rank(), local, int(x[0]), flush=True)
 dist.destroy_process_group()
+"""
+
+#: A script of which rank 1 does not come.
+HANGS = """
+import time
+import numpy as np
+import rankscope as dist
+dist.init_process_group()
+dist.barrier()
+if dist.get_rank() == 1:
+    time.sleep(100)
+dist.all_reduce(np.ones(3))
 """
 
 #: A notebook within a job.
@@ -445,6 +458,36 @@ def inside() -> None:
     tell("inside", said=ran.splitlines(), torch=torch.exists())
 
 
+def hanging() -> None:
+    """``--jobs`` finds the ranks of a step on this host, and why they hang."""
+    script = Path(sys.argv[1], "hangs.py")
+    script.write_text(HANGS)
+    two_each = ("-N", "2", "--ntasks-per-node", "2", "-t", "10")
+    found: list[dict[str, Any]] = []
+
+    def look() -> bool:
+        said = slurm(sys.executable, "-m", "rankscope", "diagnose", "--jobs", "--json")
+        jobs = json.loads(said)["jobs"] if said else ()
+        found[:] = [one for one in jobs if [*one["command"][1:]] == [str(script)]]
+        return any(one["verdicts"] for one in found)
+
+    before = numbers()
+    with nothing_stays():
+        step = subprocess.Popen(
+            ["srun", *two_each, sys.executable, str(script)], stderr=subprocess.DEVNULL
+        )
+        until(look, WAIT, "the verdict")
+        slurm("scancel", *(numbers() - before))
+        step.wait()
+    (job,) = found
+    tell(
+        "hanging",
+        launcher=job["launcher"],
+        ranks=[one["rank"] for one in job["processes"]],
+        verdicts=[(one["culprits"], one["text"]) for one in job["verdicts"]],
+    )
+
+
 def notebook(options: str) -> subprocess.Popen[str]:
     """Start a notebook with ranks of its own job."""
     command = [sys.executable, "-c", NOTEBOOK, options]
@@ -463,7 +506,7 @@ if __name__ == "__main__":
         before = numbers()
         abandoned = left_by(slurm="-N 1 -n 1 -t 10 -w host-b", cluster_id="abandoned")
         slurm("scancel", *(numbers() - before))
-        for step in (ranks, refused, pending, inside, killed, kept):
+        for step in (ranks, refused, pending, inside, hanging, killed, kept):
             step()
         tell("limit", said=late.communicate(timeout=WAIT)[0].strip(), job=job)
         ended_jobs()

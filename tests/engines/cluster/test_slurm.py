@@ -90,6 +90,14 @@ def test_a_script_under_srun_needs_no_variables(
     ]
 
 
+def test_why_a_step_hangs_is_found_from_its_processes(seen: dict[str, Any]) -> None:
+    step = seen["hanging"]
+    assert (step["launcher"], step["ranks"][:2]) == ("srun", [0, 1])
+    ((culprits, text),) = step["verdicts"]
+    assert culprits == [1]
+    assert text.startswith("rank 1 has not entered all_reduce #2 (hangs.py:9): it is")
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
