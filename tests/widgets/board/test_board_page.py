@@ -985,8 +985,10 @@ class TestHomes:
             "idle",
             "in flight",
         ]
-        # Nobody left and nobody came.
+        # Nobody left and nobody came, and the focus is where it was.
         assert scene.page.sent() == []
+        focused = "button => button.getRootNode().activeElement === button"
+        until(lambda: scene.button("Rebuild").evaluate(focused), 30)
 
     def test_output_that_is_cleared_ends_it(self, scene: Scene) -> None:
         scene.page.sent()

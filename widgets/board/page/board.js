@@ -90,8 +90,12 @@ export class Board {
     rows.addEventListener("scroll", () => (this.scrolled = rows.scrollTop));
     this.body.addEventListener("focusin", (event) => (this.focused = event.target));
     this.body.addEventListener("focusout", () => {
-      // Not when the board leaves the page: it may return in another place.
-      if (this.element.isConnected) this.focused = null;
+      // Not when the board leaves the page: it may return in another place. While it is
+      // taken away, it still counts as connected.
+      setTimeout(() => {
+        const { activeElement } = this.body.getRootNode();
+        if (this.element.isConnected) this.focused = activeElement;
+      });
     });
   }
 
