@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..errors import DistBackendError
 from ..work.threads import callback_threads
 from ..work.work import Work
 from . import private
@@ -27,17 +28,23 @@ __all__ = ["Backward", "ChainedFuture", "OpFuture", "future_of"]
 class _Failed(Sequence[Any]):
     """The result of an op that failed: whoever reads an entry gets the error.
 
-    A future that Python code ends cannot have an error for C++: see `future_of`.
+    A future that Python code ends cannot have an error for C++: see `future_of`. C++
+    holds the result, where no garbage collector sees it: it must not hold the error,
+    whose traceback leads to the future again.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    def __init__(self, future: _Future, error: BaseException) -> None:
+        self._future = weakref.ref(future)
+        self._text = f"{type(error).__name__}: {error}"
 
     def __len__(self) -> int:
         return 1
 
     def __getitem__(self, place: Any) -> Any:
-        raise self._error
+        future = self._future()
+        if future is not None and future._failure is not None:
+            raise future._failure
+        raise DistBackendError(f"what this future waited for has failed: {self._text}")
 
 
 class _Future(torch.futures.Future):  # type: ignore[misc]
@@ -56,7 +63,7 @@ class _Future(torch.futures.Future):  # type: ignore[misc]
         # The callbacks run in set_result, on this thread.
         if self._claim.acquire(blocking=False):
             self._failure = failure
-            self.set_result(value if failure is None else _Failed(failure))
+            self.set_result(value if failure is None else _Failed(self, failure))
 
     def wait(self) -> Any:
         if not self.done():
