@@ -88,6 +88,9 @@ class Ranks:
         found = tuple(self._slots[rank].status(now) for rank in chosen)
         return ClusterStatus("bench", "default", "local", "cpu:tcp", "running", found)
 
+    def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
+        return self.glance()
+
     def flight_records(
         self, ranks: Iterable[int], *, last: int | None = None, timeout: float = 5.0
     ) -> FlightRecords:

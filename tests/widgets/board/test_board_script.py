@@ -80,6 +80,9 @@ class TestWords:
             def glance(self, ranks: Any = None) -> ClusterStatus:
                 return status
 
+            def status(self, **options: Any) -> ClusterStatus:
+                return status
+
             def flight_records(self, ranks: Any, **options: Any) -> FlightRecords:
                 return FlightRecords()
 
