@@ -30,8 +30,6 @@ __all__ = ["absence_graph", "in_fold", "picture_of"]
 MOST = 4
 #: Letters of a node, and of where a rank is: all has room in 600 px.
 _NAME, _WHERE = 14, 36
-#: As on the board, whatever the output of a cell has.
-_SUMMARY = "cursor:pointer;font-size:12px;opacity:.75"
 #: In pixels, between two nodes below each other, and to the right of the labels.
 _ROW, _ARROW = 46.0, 26.0
 
@@ -41,16 +39,18 @@ def picture_of(verdict: Verdict) -> str:
     return wait_graph(verdict.cycle) or absence_graph(verdict.waits, verdict.absent)
 
 
-def in_fold(picture: str, opens: bool) -> str:
+def in_fold(picture: str, opens: bool, style: str = "") -> str:
     """Return a picture in a part that opens and closes; empty without one.
 
-    That of a deadlock `opens` by itself: a sentence on it is hard to read.
+    That of a deadlock `opens` by itself: a sentence on it is hard to read. `style` is
+    for its title, where no sheet of styles reaches.
     """
     if not picture:
         return ""
+    style = f' style="{style}"' if style else ""
     return (
         f'<details class="wait-graph"{" open" if opens else ""}>'
-        f'<summary style="{_SUMMARY}">Who waits for whom</summary>{picture}</details>'
+        f"<summary{style}>Who waits for whom</summary>{picture}</details>"
     )
 
 

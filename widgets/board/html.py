@@ -29,6 +29,8 @@ _ROWS = 64
 _GROUPS = 16
 #: Columns that would push the verdict out of sight: `drop` is as high, or higher.
 _DROP = 6
+#: As on the board, whatever the output of a cell has.
+_SUMMARY = "cursor:pointer;font-size:12px;opacity:.75"
 #: The states of groups that come first.
 _FIRST = ("hung", "aborted", "rank dead", "no answer", "in flight")
 
@@ -46,7 +48,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     parts = [
         paragraph_html(title_html(title, [*facts, f"as of {when}"])),
         paragraph_html(f"{said} {sentences}"),
-        trusted_html(in_fold(banner.picture, banner.opens)),
+        trusted_html(in_fold(banner.picture, banner.opens, _SUMMARY)),
     ]
     if head.get("state") == "running":
         parts.append(paragraph_html(_about_picture(banner.mood), quiet=True))
@@ -57,7 +59,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
 def hang_html(text: str, name: str, picture: str = "", opens: bool = False) -> str:
     """Return why a cell hangs; a bar of the board `name` takes the place of `text`."""
     about = f'<div class="{escape(name)}-hang"><p>{escape(text)}</p></div>'
-    return f"{about}{trusted_html(in_fold(picture, opens))}"
+    return f"{about}{trusted_html(in_fold(picture, opens, _SUMMARY))}"
 
 
 def _about_picture(mood: str) -> str:
