@@ -179,4 +179,4 @@ def test_a_missing_rank_is_dashed_and_says_where_it_is() -> None:
         (Waiting((0,), "barrier #1", "<b>"),), (Absence((1,), "<b>"),)
     )
     # A deadlock alone is open at once.
-    assert in_fold(svg, False).startswith('<details class="wait-graph"><summary ')
+    assert in_fold(svg, False).startswith('<details class="wait-graph"><summary>')
