@@ -198,7 +198,17 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
         sentences[-1] += f" Rebuild makes {them} usable again."
         sentences += _left_running(found)
     ids = tuple(group.id for group in found)
-    return Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), ids)
+    hangs = (group.hang[0] for group in found if group.hang is not None)
+    hang = next(hangs, None)
+    return Banner(
+        "error",
+        "Aborted",
+        sentences[0],
+        tuple(sentences[1:]),
+        ids,
+        picture="" if hang is None else picture_of(hang),
+        opens=hang is not None and bool(hang.cycle),
+    )
 
 
 def _left_running(aborted: Sequence[Group]) -> list[str]:

@@ -171,7 +171,7 @@ class Group:
     def _told(self, verdict: Verdict) -> str:
         """Return a verdict in a few words: ``missing ranks: rank 2``."""
         if verdict.group != self.key:
-            return text(f"because of {verdict.group.name}", 60)
+            return text(f"because of group {verdict.group.name!r}", 60)
         who = f": {name_ranks(blamed(verdict))}" if verdict.culprits else ""
         return text(f"{verdict.fault.value}{who}")
 

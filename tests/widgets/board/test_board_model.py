@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
+from rankscope.backends.observe.verdicts import (
+    Absence,
+    Fault,
+    Verdict,
+    WaitFor,
+    Waiting,
+)
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.cluster.rank_slots import RankSlot
@@ -619,8 +625,13 @@ class TestBanner:
     def test_an_abort_leaves_what_the_rows_show_until_the_rebuild(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)
+        # Rank 3 waits for a rank that waits.
+        waits = Waiting((0, 1), "all_reduce #14", "default", (2,))
+        absent = Absence((2,), "at data.py:77")
+        verdicts = [replace(verdicts[0], waits=(waits,), absent=(absent,))]
         found.show_verdicts(verdicts)
         found.delta()
+        picture = found.banner().picture
         reason = f"{verdicts[0]}; abort requested from the board at 12:00:00"
         gone: dict[str, Any] = {"state": "aborted", "reason": reason}
         gone |= {"completed": simulated.op(13), "issued": 13}
@@ -632,8 +643,10 @@ class TestBanner:
         assert [(row["op"], row["seq"], row["line"]) for row in waited] == [
             ("all_reduce", "#14", "cell 7 line 5")
         ] * 3
-        assert {row["verdict"] for row in waited} == {"waited for rank 2"}
+        for_whom = ["waited for rank 2"] * 2 + ["waited because of rank 2"]
+        assert [row["verdict"] for row in waited] == for_whom
         assert (rows[2]["verdict"], rows[2]["blame"]) == ("not entered", 1)
+        assert found.banner().picture == picture != ""
         # The cause once, then who aborted.
         assert found.banner().text == (
             f"Group 'default': {verdicts[0]}; abort requested from the board at "
