@@ -1,17 +1,19 @@
-"""Signals to processes of this machine, and waiting for their ends."""
+"""Processes of this machine: signals, waiting for their ends, what commands print."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import psutil
 
 __all__ = [
     "is_stopped",
     "lives",
+    "printed",
     "send_signal",
     "wait_gone",
     "wait_stopped",
@@ -23,6 +25,21 @@ def send_signal(process: psutil.Process, signum: int) -> None:
     """Send a signal to a process that may have ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signum)
+
+
+def printed(*command: str, timeout: float, env: Mapping[str, str] | None = None) -> str:
+    """Return what a command prints; of one that takes longer nothing."""
+    try:
+        return subprocess.run(
+            command,
+            env=env,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+    except subprocess.TimeoutExpired:
+        return ""
 
 
 def wait_stopped(process: psutil.Process, timeout: float) -> None:

@@ -16,6 +16,7 @@ from datetime import datetime
 
 from ..errors import ClusterError, ClusterStartError
 from .leashed import LeashedProcess, ProcessEnd
+from .processes import printed
 
 __all__ = ["JobInfo", "SlurmJob", "span_text", "submission"]
 
@@ -235,7 +236,7 @@ class SlurmJob:
             )
         self.watch()
         names = "scontrol", "show", "hostnames", self.info.nodes
-        return (await asyncio.to_thread(_run, *names)).split()
+        return (await asyncio.to_thread(_printed, *names)).split()
 
     async def pending(self) -> str:
         """Return what it waits for, and for how long it has."""
@@ -272,7 +273,8 @@ class SlurmJob:
         return self.info
 
     def _ask(self) -> None:
-        text = _run("scontrol", "show", "job", "-o", self.number)
+        # Where the controller does not answer, what was known is the last.
+        text = _printed("scontrol", "show", "job", "-o", self.number)
         if text:
             self.info = JobInfo.parse(text)
 
@@ -355,20 +357,8 @@ class SlurmJob:
             )
 
 
-def _run(*command: str) -> str:
-    """Return what a command of Slurm prints; empty where it fails."""
-    try:
-        return subprocess.run(
-            command,
-            env=slurm_environment(),
-            timeout=_COMMAND,
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-    except subprocess.TimeoutExpired:
-        # The controller does not answer: what was known is the last.
-        return ""
+def _printed(*command: str) -> str:
+    return printed(*command, timeout=_COMMAND, env=slurm_environment())
 
 
 def _clock(when: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from . import fork_servers
 from .fork_servers import ForkServer
 from .host_names import is_here
 from .hosts import LOST_AFTER, Hosts
+from .processes import printed
 
 __all__ = ["SshHosts", "ssh_command"]
 
@@ -112,17 +112,8 @@ class SshHosts(Hosts):
 
     def route_to(self, name: str) -> str:
         """Return this host's address on the route to a host, as ssh knows it."""
-        try:
-            known = subprocess.run(
-                ["ssh", "-G", "--", name],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_CONNECT,
-            ).stdout
-        except subprocess.TimeoutExpired:
-            # Its configuration runs programs, or asks for names.
-            known = ""
+        # Its configuration may run programs, or ask for names.
+        known = printed("ssh", "-G", "--", name, timeout=_CONNECT)
         words = (line.split(" ", 1) for line in known.splitlines())
         host = dict(one for one in words if len(one) == 2).get("hostname", name)
         try:

@@ -92,17 +92,12 @@ print(socket.gethostname(), dist.get_rank(), local, int(x[0]), flush=True)
 dist.destroy_process_group()
 """
 #: The same with torch.
-TRAIN = """
-import os, socket
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(3)
-dist.all_reduce(x)
-local = os.environ["LOCAL_RANK"]
-print(socket.gethostname(), dist.get_rank(), local, int(x[0]), flush=True)
-dist.destroy_process_group()
-"""
+TRAIN = (
+    HELLO.replace("import numpy as np", "import torch")
+    .replace("import rankscope as dist", "import torch.distributed as dist")
+    .replace("init_process_group()", 'init_process_group("gloo")')
+    .replace("np.ones", "torch.ones")
+)
 
 #: A script of which rank 1 does not come.
 HANGS = """
