@@ -317,7 +317,9 @@ def _shapes(state: Any) -> Any:
 
 def _empty(described: Any) -> Any:
     return _mapped(
-        described, _Shape, lambda one: torch.empty(one.shape, dtype=one.dtype)
+        described,
+        _Shape,
+        lambda one: torch.empty(one.shape, dtype=one.dtype, device="cpu"),
     )
 
 
