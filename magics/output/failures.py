@@ -11,6 +11,7 @@ import os
 import re
 import textwrap
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 
 import rankscope
 from rankscope import backends, engines
@@ -91,17 +92,17 @@ class _ReportedError(BaseException):
 
     def _render_traceback_(self) -> list[str]:
         name = type(self).__name__
-        parts = f"{name}: {self}".splitlines()
+        first, *others = f"{name}: {self}".splitlines()[:MOST]
+        wrap = partial(textwrap.wrap, width=WIDTH, break_on_hyphens=False)
+        # Why comes before who: the line above has the ranks, too.
+        needed = sum(len(wrap(part)) for part in others)
+        count = max(1, min(FIRST, MOST - needed)) if others else MOST
         # Front ends split a line within a word. `str` has all of it.
-        lines: list[str] = []
-        for place, part in enumerate(parts[:MOST]):
+        lines = wrap(first, max_lines=count, placeholder=" …")
+        for place, part in enumerate(others, 1):
             # A line is left for each of the others.
-            room = MOST - len(lines) - (len(parts[:MOST]) - place - 1)
-            several = place == 0 and len(parts) > 1
-            count = min(room, FIRST) if several else room
-            lines += textwrap.wrap(
-                part, WIDTH, max_lines=count, placeholder=" …", break_on_hyphens=False
-            )
+            room = MOST - len(lines) - (len(others) - place)
+            lines += wrap(part, max_lines=room, placeholder=" …")
         return [lines[0].replace(name, f"\x1b[31m{name}\x1b[0m", 1), *lines[1:]]
 
 

@@ -64,7 +64,9 @@ class Cell:
                 shown.clear()
             elif kind in ("display_data", "update_display_data"):
                 key = content["transient"].get("display_id", len(shown))
-                shown[key] = content["data"]
+                # An update of what another cell shows, as the board, is none of this.
+                if kind == "display_data" or key in shown:
+                    shown[key] = content["data"]
         return list(shown.values())
 
     @property

@@ -936,7 +936,7 @@ class TestHostile:
         dead = statuses.rank(1, one, state="dead", reason=evil)
         scene.take(statuses.cluster(statuses.rank(0, one, host=evil), dead))
         # In the tab of all, and in that of the group.
-        scene.page.page.set_viewport_size({"width": 1400, "height": 800})
+        scene.page.page.set_viewport_size({"width": 4000, "height": 800})
         until(lambda: any("<img" in text for row in scene.page.rows() for text in row))
         scene.page.board().get_by_role("tab").last.click()
         until(lambda: any("<img" in text for row in scene.page.rows() for text in row))
