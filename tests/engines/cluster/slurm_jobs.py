@@ -469,7 +469,10 @@ def hanging() -> None:
     before = numbers()
     with nothing_stays():
         step = subprocess.Popen(
-            ["srun", *two_each, sys.executable, str(script)], stderr=subprocess.DEVNULL
+            ["srun", *two_each, sys.executable, str(script)],
+            stderr=subprocess.DEVNULL,
+            # The tests turn off what the ranks record for others.
+            env={**os.environ, "RANKSCOPE_REPORT": str(script.with_name("report"))},
         )
         until(look, WAIT, "the verdict")
         slurm("scancel", *(numbers() - before))
