@@ -9,7 +9,7 @@ import pytest
 from tests.engines.cluster import slurm_jobs, two_hosts
 from tests.engines.cluster.test_ssh_hosts import PLACES
 
-pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(520)]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def seen(
         slurm_jobs.__file__,
         tmp_path_factory.mktemp("slurm"),
         unshare=["--mount", "--ipc"],
-        timeout=380,
+        timeout=500,
     )
     return {one["step"]: one for one in steps}
 
