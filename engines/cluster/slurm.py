@@ -161,10 +161,9 @@ class SlurmJob:
     """
 
     def __init__(self, options: str | bool = True, number: str = "") -> None:
-        missing = [one for one in PROGRAMS if shutil.which(one) is None]
-        if missing:
+        if (missing := _missing_program()) is not None:
             raise ClusterError(
-                f"slurm: there is no {missing[0]} on this host: run the notebook where "
+                f"slurm: there is no {missing} on this host: run the notebook where "
                 "jobs are submitted from, as on a login node, or on a node of a job"
             )
         #: The number of the job, once it has its nodes.
@@ -195,7 +194,7 @@ class SlurmJob:
     @classmethod
     def watched(cls, number: str) -> SlurmJob | None:
         """Return the job with a number, watched; ``None`` where Slurm is not here."""
-        if not number or any(shutil.which(one) is None for one in PROGRAMS):
+        if not number or _missing_program() is not None:
             return None
         job = cls(number=number)
         job.watch()
@@ -355,6 +354,10 @@ class SlurmJob:
             subprocess.run(
                 cancel, check=False, timeout=_COMMAND, stderr=subprocess.DEVNULL
             )
+
+
+def _missing_program() -> str | None:
+    return next((one for one in PROGRAMS if shutil.which(one) is None), None)
 
 
 def _printed(*command: str) -> str:

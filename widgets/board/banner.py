@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -82,10 +83,10 @@ def verdict_cells(verdict: Verdict, over: bool = False) -> dict[int, Cells]:
         rank: {"verdict": _BLAME[verdict.fault], "blame": 1} for rank in blamed(verdict)
     }
     waits = "waited" if over else "waits"
-    awaited = {rank: set[int]() for rank in verdict.waiting}
+    awaited = defaultdict[int, set[int]](set)
     for one in verdict.waits:
         for rank in one.ranks:
-            awaited.setdefault(rank, set()).update(one.awaited)
+            awaited[rank].update(one.awaited)
     for rank in verdict.waiting:
         if awaited[rank]:
             told = f"{waits} for {name_ranks(awaited[rank])}"
@@ -145,15 +146,12 @@ def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
         key=lambda group: group.key != first.group,
     )
     ids = tuple(group.id for group in tabs)
-    return Banner(
-        "error",
-        title,
-        sentences[0],
-        tuple(sentences[1:]),
-        ids,
-        picture=picture_of(first),
-        opens=bool(first.cycle),
-    )
+    found = Banner("error", title, sentences[0], tuple(sentences[1:]), ids)
+    return _with_picture(found, first)
+
+
+def _with_picture(banner: Banner, verdict: Verdict) -> Banner:
+    return replace(banner, picture=picture_of(verdict), opens=bool(verdict.cycle))
 
 
 def _dead(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
@@ -198,17 +196,9 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
         sentences[-1] += f" Rebuild makes {them} usable again."
         sentences += _left_running(found)
     ids = tuple(group.id for group in found)
-    hangs = (group.hang[0] for group in found if group.hang is not None)
-    hang = next(hangs, None)
-    return Banner(
-        "error",
-        "Aborted",
-        sentences[0],
-        tuple(sentences[1:]),
-        ids,
-        picture="" if hang is None else picture_of(hang),
-        opens=hang is not None and bool(hang.cycle),
-    )
+    banner = Banner("error", "Aborted", sentences[0], tuple(sentences[1:]), ids)
+    hangs = [group.hang[0] for group in found if group.hang is not None]
+    return _with_picture(banner, hangs[0]) if hangs else banner
 
 
 def _left_running(aborted: Sequence[Group]) -> list[str]:
