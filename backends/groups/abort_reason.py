@@ -22,6 +22,7 @@ from .spec import GroupSpec
 
 __all__ = [
     "REBUILD_HINT",
+    "SHRINK_HINT",
     "VERDICT_WAIT",
     "AbortReason",
     "ConnectionLoss",
@@ -141,8 +142,8 @@ MESSAGE_WAIT = 0.5
 #: ops that wait for it.
 OTHERS_WAIT = 0.5
 
-
-_REMEDY = (
+#: What to do where a rank left for good.
+SHRINK_HINT = (
     "shrink_group() makes a group of the ranks that are left, and in a notebook "
     "%dist_rebuild makes this one anew on all ranks"
 )
@@ -153,17 +154,19 @@ class Departure:
     """How global rank `rank` left.
 
     `collectives` is the sequence number of the last collective that it took part in,
-    `at` when this rank learned of it (``time.monotonic()``).
+    `remedy` what the others can do, and `at` when this rank learned of it
+    (``time.monotonic()``).
     """
 
     rank: int
     text: str
     collectives: int
+    remedy: str = SHRINK_HINT
     at: float = field(default_factory=time.monotonic)
 
     def to_json(self) -> str:
         """Return the departure as the other ranks read it from the store."""
-        return json.dumps([self.rank, self.text, self.collectives])
+        return json.dumps([self.rank, self.text, self.collectives, self.remedy])
 
     @classmethod
     def from_json(cls, text: bytes) -> Departure:
@@ -174,7 +177,7 @@ class Departure:
     def reason(self) -> AbortReason:
         """The reason of an abort that follows from it."""
         return AbortReason(
-            self.text, f"rank {self.rank}", culprits=(self.rank,), remedy=_REMEDY
+            self.text, f"rank {self.rank}", culprits=(self.rank,), remedy=self.remedy
         )
 
 
@@ -211,7 +214,8 @@ class Departures:
         if departure is not None:
             spec = self._spec
             raise DistAbortedError(
-                f"{op_type.value} in {spec.describe()}: {departure.text}; {_REMEDY}",
+                f"{op_type.value} in {spec.describe()}: {departure.text}; "
+                f"{departure.remedy}",
                 **spec.identity(),
                 op=op_type.value,
                 culprits=(departure.rank,),

@@ -20,7 +20,7 @@ from .config import BackendConfig, bound_index, default_instead, why_unusable
 from .membership import Group, is_initialized, resolve_group
 from .rendezvous import rendezvous
 from .spec import NonGroupMember
-from .world import DEFAULT, world
+from .world import DEFAULT, leave_to_rebuild, world
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -269,7 +269,10 @@ def rebuild_process_group(group: Group = None) -> None:
 
     The group keeps its name and ranks and begins a new generation, with fresh
     backends (built at their next use) and sequence numbers from the start. Works
-    of the old generation keep their final state. No communication is needed.
+    of the old generation keep their final state. The ranks do not wait for one another.
+
+    Where the group was not aborted, the ops that the other ranks have in flight with
+    this one end, with this call, and the exception that it handles, as their reason.
 
     ``torch.distributed`` has no such function.
 
@@ -294,6 +297,7 @@ def rebuild_process_group(group: Group = None) -> None:
     """
     pg = resolve_group(group, "rebuild_process_group")
     acknowledge(pg.status)
+    leave_to_rebuild([pg], "rebuild_process_group()")
     pg.rebuild()
 
 

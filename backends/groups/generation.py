@@ -22,7 +22,13 @@ from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.threads import callback_threads
 from ..work.work import Work
-from .abort_reason import AbortReason, ConnectionLoss, Departure, Departures
+from .abort_reason import (
+    SHRINK_HINT,
+    AbortReason,
+    ConnectionLoss,
+    Departure,
+    Departures,
+)
 from .inquiry import Deadlines, Inquiry
 from .peer_watch import PeerWatch
 from .spec import GroupSpec, Origin
@@ -402,11 +408,19 @@ class Generation:
         number = self.status.collective_seq + 1
         self.departures.refuse(op_type, peer, number, buffered=buffered)
 
-    def leave(self, how: str, *, ends: bool = False, by_will: bool = False) -> None:
+    def leave(
+        self,
+        how: str,
+        *,
+        ends: bool = False,
+        by_will: bool = False,
+        remedy: str = SHRINK_HINT,
+    ) -> None:
         """Tell the other ranks that this one leaves, and `how`.
 
-        `ends`: since its process ends, with whatever is in flight; `by_will`: the
-        others learn of it once it has ended.
+        `ends`: with whatever is in flight, since its process ends or a new generation
+        begins; `by_will`: the others learn of it once the process has ended; `remedy`
+        is what they can do.
         """
         spec = self.spec
         if spec.size == 1 or self.aborted is not None or self._departed:
@@ -428,7 +442,7 @@ class Generation:
                 # Its part of that may be missing.
                 number = min(number, first.collective_seq_id - 1)
             break
-        departure = Departure(spec.global_rank, text, number)
+        departure = Departure(spec.global_rank, text, number, remedy)
         if by_will:
             self._peers.publish_departure_at_end(departure)
         else:

@@ -35,7 +35,7 @@ from .summary import GroupSource, GroupStatus, WatchedGroup
 from .unattended import before_leave
 from .watchdog import watchdog
 
-__all__ = ["DEFAULT", "World", "world"]
+__all__ = ["DEFAULT", "World", "leave_to_rebuild", "world"]
 
 _log = logging.getLogger(__name__)
 
@@ -590,6 +590,21 @@ class World:
         assert self.rank is not None
         assert self.size is not None
         arrival.say_goodbye(store, self.rank, self.size, wait=wait)
+
+
+def leave_to_rebuild(groups: Sequence[ProcessGroup], call: str) -> None:
+    """Tell the other ranks of `groups` that this one begins new generations by `call`.
+
+    What they have in flight with it would wait for it. Groups that are aborted have
+    told why already.
+    """
+    error = sys.exc_info()[1]
+    how = f" by {call} at {recorder.name_source(user_frame())}"
+    if error is not None:
+        how += f", as it handled {type(error).__name__}: {error}"
+    remedy = f"the group goes on once every rank has called {call}"
+    for group in groups:
+        group.current.leave(how, ends=True, remedy=remedy)
 
 
 def _leave_groups(groups: Sequence[ProcessGroup], how: str) -> None:

@@ -15,7 +15,7 @@ from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
 from ..groups.launched import LaunchedStore, await_round
 from ..groups.subgroups import SHRINK_ABORT, shrink_group
-from ..groups.world import world
+from ..groups.world import leave_to_rebuild, world
 from ..rank_sets import name_ranks
 from ..work.async_errors import acknowledge
 from . import hooks_on_cpu, meeting, private
@@ -86,6 +86,8 @@ def _go_on(
     if store.complete:
         for group in groups:
             acknowledge(group.group.status)
+        call = "shrink" if without_lost else "rebuild"
+        leave_to_rebuild([one.group for one in groups], f"rankscope.torch.{call}()")
         store = store.next()
         world.begin_round(store)
     members = groups[0].group.ranks

@@ -226,6 +226,37 @@ def test_a_rank_that_destroys_its_group_over_mpi() -> None:
     check_left_behind(run_mpi_ranks(3, left_behind, "cpu:mpi"))
 
 
+def rebuilds(me: Rank, early: bool) -> str:
+    """Rank 1's call fails before its op has a number; it rebuilds, as the others do."""
+    dist.init_process_group("tcp", timeout=60)
+    if not early:
+        dist.barrier()
+    told = ""
+    try:
+        dist.all_reduce([1.0] if me.rank == 1 else np.ones(3))
+    except (TypeError, dist.DistAbortedError) as error:
+        told = str(error)
+        dist.rebuild_process_group()
+    after = np.ones(3)
+    dist.all_reduce(after)
+    assert after.tolist() == [3.0] * 3
+    return told
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("early", [False, True], ids=["connected", "first op"])
+def test_a_rank_that_rebuilds_alone_says_why(early: bool) -> None:
+    first, failed, last = run_ranks(3, rebuilds, early)
+    assert "expected an array" in failed
+    for told in (first, last):
+        assert re.search(
+            r"rank 1 left group 'default' by rebuild_process_group\(\) at "
+            r"test_departures\.py:\d+, as it handled TypeError: all_reduce in .* "
+            r"tensor is a list.*once every rank has called rebuild_process_group\(\)",
+            told,
+        ), told
+
+
 def test_a_rank_that_leaves_over_nccl(ranks: gpu_ranks.Ranks) -> None:
     ranks.start(3)
     ranks(lambda r: r.all_reduce().wait())
