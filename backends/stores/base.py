@@ -5,31 +5,26 @@ The interface follows ``torch.distributed.Store``.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ..errors import DistStoreError, DistStoreTimeoutError, QueueEmptyError
+from ..errors import DistStoreTimeoutError, QueueEmptyError
 from ..quantities import as_int, as_seconds
 from ..rank_sets import name_ranks
 
 __all__ = [
     "DEFAULT_TIMEOUT",
     "LAUNCHER",
-    "MAX_DIGITS",
-    "MAX_VALUE",
     "RANK_0",
     "UNKNOWN_END",
     "Store",
-    "empty_queue_error",
     "join",
-    "missing_keys_error",
     "remaining",
-    "sum_of",
     "to_bytes",
-    "to_pairs",
 ]
 
 _log = logging.getLogger(__name__)
@@ -42,11 +37,6 @@ DEFAULT_TIMEOUT = 300.0
 
 #: What serves a store; a launcher outlives each rank.
 RANK_0, LAUNCHER = "rank 0", "the launcher"
-
-#: Most digits of a store's integer: to parse a million digits takes minutes.
-MAX_DIGITS = 1000
-#: Most bytes of a value that grows by `Store.append`.
-MAX_VALUE = 128 << 20
 
 #: What a last will says of the end of its process: see `Store.last_will`.
 UNKNOWN_END = (
@@ -76,9 +66,8 @@ class Store:
 
     Notes
     -----
-    Named after ``torch.distributed.Store``, whose methods it has. A subclass defines
-    all of them but `barrier`, `has_extended_api` and those of deaths; `set_timeout` and
-    `timeout` are here.
+    Named after ``torch.distributed.Store``, whose methods it has. They are requests to
+    a table of keys, which a subclass takes there, and watches.
 
     Examples
     --------
@@ -130,6 +119,33 @@ class Store:
         """
         self._timeout = as_seconds(timeout, "set_timeout: timeout")
 
+    # -- what a subclass defines, beside `clone` -----------------------------
+
+    def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
+        """Return the answer to a request that does not wait for a key."""
+        raise NotImplementedError
+
+    def _await(
+        self, op: bytes, names: Sequence[bytes], limit: float
+    ) -> tuple[bool, Sequence[bytes]]:
+        """Send a request that waits; return whether it was met, and its answer.
+
+        Not met after `limit` seconds, the answer is what it still misses.
+        """
+        raise NotImplementedError
+
+    def _watch(
+        self, name: bytes, callback: Callable[[bytes], None]
+    ) -> Callable[[], None]:
+        """Do `watch`."""
+        raise NotImplementedError
+
+    def _name(self, key: str) -> bytes:
+        """Return what requests call `key`."""
+        return key.encode()
+
+    # -- the methods -----------------------------------------------------------
+
     def _limit(self, timeout: float | timedelta | None) -> float:
         if timeout is None:
             return self._timeout
@@ -143,7 +159,7 @@ class Store:
         >>> store = dist.HashStore()
         >>> store.set("address", "10.0.0.1:29500")
         """
-        raise NotImplementedError
+        self._call(b"set", self._name(key), to_bytes(value))
 
     def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
         """Return the value of `key`, waiting for it to be set.
@@ -160,7 +176,7 @@ class Store:
         >>> store.get("lr")
         b'0.1'
         """
-        raise NotImplementedError
+        return self.multi_get([key], timeout)[0]
 
     def append(self, key: str, value: bytes | str) -> None:
         """Append `value` to the value of `key` (absent: empty), atomically.
@@ -173,7 +189,7 @@ class Store:
         >>> store.get("log")
         b'ab'
         """
-        raise NotImplementedError
+        self._call(b"append", self._name(key), to_bytes(value))
 
     def multi_get(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
@@ -192,7 +208,13 @@ class Store:
         >>> store.multi_get(["b", "a"])
         [b'2', b'1']
         """
-        raise NotImplementedError
+        limit = self._limit(timeout)
+        if not keys:
+            return []
+        met, values = self._await(b"get", [self._name(key) for key in keys], limit)
+        if not met:
+            raise _missing_keys_error([key.decode() for key in values], limit)
+        return list(values)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         """Set each of `keys` to the value beside it, all at once.
@@ -209,7 +231,13 @@ class Store:
         >>> store.get("steps")
         b'100'
         """
-        raise NotImplementedError
+        if len(keys) != len(values):
+            raise ValueError(
+                f"multi_set: {len(keys)} keys and {len(values)} values; expected as "
+                "many"
+            )
+        pairs = zip(map(self._name, keys), map(to_bytes, values), strict=True)
+        self._call(b"sets", *itertools.chain.from_iterable(pairs))
 
     def add(self, key: str, amount: int) -> int:
         """Add to the integer at `key` (absent: 0), atomically; return the sum.
@@ -235,7 +263,8 @@ class Store:
         >>> store.add("arrived", 1), store.add("arrived", 1), store.add("arrived", 0)
         (1, 2, 2)
         """
-        raise NotImplementedError
+        number = b"%d" % as_int(amount, "add: amount")
+        return int(self._call(b"add", self._name(key), number)[0])
 
     def compare_set(
         self, key: str, expected: bytes | str, desired: bytes | str
@@ -255,7 +284,8 @@ class Store:
         >>> store.compare_set("leader", "", "rank 1")
         b'rank 0'
         """
-        raise NotImplementedError
+        values = to_bytes(expected), to_bytes(desired)
+        return self._call(b"swap", self._name(key), *values)[0]
 
     def wait(
         self, keys: Sequence[str], timeout: float | timedelta | None = None
@@ -273,7 +303,7 @@ class Store:
         >>> store.set("ready/0", "")
         >>> store.wait(["ready/0"], timeout=5)
         """
-        raise NotImplementedError
+        self.multi_get(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all of `keys` are set, without waiting.
@@ -283,7 +313,7 @@ class Store:
         >>> dist.HashStore().check(["address"])
         False
         """
-        raise NotImplementedError
+        return self._call(b"check", *map(self._name, keys))[0] == b"1"
 
     def delete_key(self, key: str) -> bool:
         """Remove `key`; return whether it was set.
@@ -298,7 +328,7 @@ class Store:
         >>> dist.HashStore().delete_key("address")
         False
         """
-        raise NotImplementedError
+        return self._call(b"delete", self._name(key))[0] == b"1"
 
     def num_keys(self) -> int:
         """Return how many keys are set; queues are no keys.
@@ -311,7 +341,7 @@ class Store:
         >>> store.num_keys()
         1
         """
-        raise NotImplementedError
+        return int(self._call(b"count")[0])
 
     def list_keys(self) -> list[str]:
         """Return the keys that are set, in no order.
@@ -323,7 +353,12 @@ class Store:
         >>> sorted(store.list_keys())
         ['ready/0', 'ready/1']
         """
-        raise NotImplementedError
+        start = self._name("")
+        return [
+            name[len(start) :].decode()
+            for name in self._call(b"keys")
+            if name.startswith(start)
+        ]
 
     def queue_push(self, key: str, value: bytes | str) -> None:
         """Put `value` at the end of the queue `key`, which needs no making.
@@ -338,7 +373,7 @@ class Store:
         >>> store.queue_len("jobs"), store.queue_pop("jobs")
         (2, b'first')
         """
-        raise NotImplementedError
+        self._call(b"push", self._name(key), to_bytes(value))
 
     def queue_pop(
         self,
@@ -367,11 +402,26 @@ class Store:
         >>> store.queue_pop("jobs"), store.queue_len("jobs")
         (b'first', 0)
         """
-        raise NotImplementedError
+        name = self._name(key)
+        if not block:
+            values = self._call(b"pop now", name)
+            if not values:
+                raise QueueEmptyError(
+                    f"queue_pop: the queue {name.decode()!r} is empty"
+                )
+            return values[0]
+        limit = self._limit(timeout)
+        met, values = self._await(b"pop", [name], limit)
+        if not met:
+            raise DistStoreTimeoutError(
+                f"queue_pop: after {limit:g} s the queue {name.decode()!r} is still "
+                "empty"
+            )
+        return values[0]
 
     def queue_len(self, key: str) -> int:
         """Return how many values are in the queue `key`."""
-        raise NotImplementedError
+        return int(self._call(b"queued", self._name(key))[0])
 
     def clone(self) -> Store:
         """Return another store of the same keys, which is closed by itself.
@@ -441,7 +491,7 @@ class Store:
         >>> stopped.wait(5)
         True
         """
-        raise NotImplementedError
+        return self._watch(self._name(key), callback)
 
     # Deaths: only a TCPStore made with ``reports_deaths=True`` reports them.
 
@@ -501,30 +551,7 @@ def to_bytes(value: bytes | str) -> bytes:
     raise TypeError(f"a store keeps bytes or str, not {type(value).__name__}")
 
 
-def to_pairs(
-    keys: Sequence[str], values: Sequence[bytes | str]
-) -> list[tuple[str, bytes]]:
-    """Return what `Store.multi_set` sets; `ValueError` unless there are as many."""
-    if len(keys) != len(values):
-        raise ValueError(
-            f"multi_set: {len(keys)} keys and {len(values)} values; expected as many"
-        )
-    return [(key, to_bytes(value)) for key, value in zip(keys, values, strict=True)]
-
-
-def sum_of(key: str, value: bytes | None, amount: int) -> bytes:
-    """Return the value of `key` after adding `amount` to `value` (``None``: absent)."""
-    try:
-        if value is not None and len(value) > MAX_DIGITS:
-            raise ValueError(f"{len(value)} bytes")
-        return b"%d" % (int(value or b"0") + amount)
-    except ValueError as error:
-        raise DistStoreError(
-            f"add: key {key!r} holds {(value or b'')[:32]!r}, which is no integer"
-        ) from error
-
-
-def missing_keys_error(keys: Sequence[str], timeout: float) -> DistStoreTimeoutError:
+def _missing_keys_error(keys: Sequence[str], timeout: float) -> DistStoreTimeoutError:
     """Return the error of a wait for `keys` that lasted `timeout` seconds.
 
     A key that ends in a rank (``.../3``) is set by that rank, so the message also
@@ -539,15 +566,6 @@ def missing_keys_error(keys: Sequence[str], timeout: float) -> DistStoreTimeoutE
     if ranks:
         message += f": {name_ranks(ranks)} did not come"
     return DistStoreTimeoutError(message, culprits=ranks)
-
-
-def empty_queue_error(key: str, timeout: float | None) -> DistStoreError:
-    """Return the error of a `queue_pop`, after `timeout` seconds or without waiting."""
-    if timeout is None:
-        return QueueEmptyError(f"queue_pop: the queue {key!r} is empty")
-    return DistStoreTimeoutError(
-        f"queue_pop: after {timeout:g} s the queue {key!r} is still empty"
-    )
 
 
 def join(thread: threading.Thread, what: str) -> None:

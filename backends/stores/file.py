@@ -22,8 +22,8 @@ from pathlib import Path
 
 from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
-from .base import DEFAULT_TIMEOUT, join, remaining
-from .key_table import KeyTable, Reply, RequestStore
+from .base import DEFAULT_TIMEOUT, Store, join, remaining
+from .key_table import KeyTable, Reply
 
 __all__ = ["FileStore"]
 
@@ -41,7 +41,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 _POLL_MIN, _POLL_MAX = 0.001, 0.05
 
 
-class FileStore(RequestStore):
+class FileStore(Store):
     """A store in a file that all ranks can open, on this host or a shared file system.
 
     The file has mode 0600: every process that can write it can write the store. Keys
@@ -107,8 +107,10 @@ class FileStore(RequestStore):
     def clone(self) -> FileStore:
         return FileStore(self.path, self.world_size, self._timeout)
 
-    def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
-        return self._file.watch(key.encode(), callback)
+    def _watch(
+        self, name: bytes, callback: Callable[[bytes], None]
+    ) -> Callable[[], None]:
+        return self._file.watch(name, callback)
 
     def close(self) -> None:
         self._finalizer()
@@ -117,12 +119,11 @@ class FileStore(RequestStore):
         return self._file.request(op, args, self._timeout)[1]
 
     def _await(
-        self, op: bytes, keys: Sequence[str], limit: float
+        self, op: bytes, names: Sequence[bytes], limit: float
     ) -> tuple[bool, Sequence[bytes]]:
         deadline, pause = time.monotonic() + limit, _POLL_MIN
-        frames = [key.encode() for key in keys]
         while True:
-            status, found = self._file.request(op, frames, self._timeout)
+            status, found = self._file.request(op, names, self._timeout)
             if status == b"ok" or time.monotonic() >= deadline:
                 return status == b"ok", found
             self._file.closed.wait(min(pause, remaining(deadline)))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ..errors import DistStoreError
-from .base import DEFAULT_TIMEOUT, remaining
-from .key_table import KeyTable, RequestStore, Ticket
+from .base import DEFAULT_TIMEOUT, Store, remaining
+from .key_table import KeyTable, Ticket
 
 __all__ = ["HashStore"]
 
@@ -51,7 +51,7 @@ class _Shared:
             wait.callback(payload[0])
 
 
-class HashStore(RequestStore):
+class HashStore(Store):
     """A store in the memory of this process, for ranks that are its threads.
 
     Named after ``torch.distributed.HashStore``. `clone` returns a store of the same
@@ -77,7 +77,7 @@ class HashStore(RequestStore):
 
     def _open_on(self, shared: _Shared) -> None:
         self._shared = shared
-        self._name = b"%d" % next(shared.clients)
+        self._client = b"%d" % next(shared.clients)
         self._numbers = itertools.count()
         self._closed = False
         # Its thread starts with the first watch that is called.
@@ -92,13 +92,15 @@ class HashStore(RequestStore):
         other._open_on(self._shared)
         return other
 
-    def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
+    def _watch(
+        self, name: bytes, callback: Callable[[bytes], None]
+    ) -> Callable[[], None]:
         wait = _Wait(
             lambda value: self._callbacks.submit(self._notify, callback, value)
         )
         with self._shared.lock:
             self._check_open()
-            ticket, reply = self._request(wait, b"get", [key])
+            ticket, reply = self._request(wait, b"get", [name])
             if reply is not None:
                 self._callbacks.submit(self._notify, callback, reply[0])
         return lambda: self._drop(ticket)
@@ -107,7 +109,7 @@ class HashStore(RequestStore):
         """End every wait of this store; its clones keep the keys."""
         with self._shared.lock:
             self._closed = True
-            for ticket in [one for one in self._shared.waits if one[0] == self._name]:
+            for ticket in [one for one in self._shared.waits if one[0] == self._client]:
                 self._shared.drop(ticket)
         inside = self._calling == threading.get_ident()
         self._callbacks.shutdown(wait=not inside, cancel_futures=True)
@@ -119,18 +121,18 @@ class HashStore(RequestStore):
     def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
         with self._shared.lock:
             self._check_open()
-            reply = self._shared.table.handle((self._name, b""), op, list(args))
+            reply = self._shared.table.handle((self._client, b""), op, list(args))
         assert reply is not None
         return reply[1]
 
     def _await(
-        self, op: bytes, keys: Sequence[str], limit: float
+        self, op: bytes, names: Sequence[bytes], limit: float
     ) -> tuple[bool, Sequence[bytes]]:
         deadline = time.monotonic() + limit
         wait = _Wait()
         with self._shared.lock:
             self._check_open()
-            ticket, reply = self._request(wait, op, keys)
+            ticket, reply = self._request(wait, op, names)
         if reply is not None:
             return True, reply
         try:
@@ -142,13 +144,12 @@ class HashStore(RequestStore):
         return wait.status == b"ok", wait.payload
 
     def _request(
-        self, wait: _Wait, op: bytes, keys: Sequence[str]
+        self, wait: _Wait, op: bytes, names: Sequence[bytes]
     ) -> tuple[Ticket, Sequence[bytes] | None]:
         """Do `op`, which may wait; return the ticket, and the answer if it is there."""
-        ticket = self._name, b"%d" % next(self._numbers)
+        ticket = self._client, b"%d" % next(self._numbers)
         self._shared.waits[ticket] = wait
-        frames = [key.encode() for key in keys]
-        reply = self._shared.table.handle(ticket, op, frames)
+        reply = self._shared.table.handle(ticket, op, list(names))
         if reply is None:
             return ticket, None
         del self._shared.waits[ticket]

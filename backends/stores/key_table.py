@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 from ..errors import DistStoreError
-from ..quantities import as_int
-from .base import (
-    MAX_DIGITS,
-    MAX_VALUE,
-    UNKNOWN_END,
-    Store,
-    empty_queue_error,
-    missing_keys_error,
-    sum_of,
-    to_bytes,
-    to_pairs,
-)
+from .base import UNKNOWN_END
 
-__all__ = ["NEXT_NUMBER", "KeyTable", "Reply", "RequestStore", "Ticket"]
+__all__ = ["NEXT_NUMBER", "KeyTable", "Reply", "Ticket"]
+
+#: Most digits of a store's integer: to parse a million digits takes minutes.
+MAX_DIGITS = 1000
+#: Most bytes of a value that grows by `Store.append`.
+MAX_VALUE = 128 << 20
 
 #: The end of the key of a last will that takes its place in a row: see `last_will`.
 NEXT_NUMBER = b"/+"
@@ -56,74 +49,59 @@ class KeyTable:
 
     def handle(self, ticket: Ticket, op: bytes, args: list[bytes]) -> Reply | None:
         """Do `op`; raises `DistStoreError` or `ValueError` for a bad request."""
-        if op == b"set":
-            key, value = args
-            self._put(key, value)
-            return b"ok", []
-        if op == b"get":
-            return self._get(ticket, args)
-        if op == b"append":
-            key, value = args
-            whole = self._values.get(key, b"") + value
-            if len(whole) > MAX_VALUE:
-                raise DistStoreError(
-                    f"append: the value of {key!r} would have {len(whole)} bytes, more "
-                    f"than a store takes ({MAX_VALUE})"
-                )
-            self._put(key, whole)
-            return b"ok", []
-        if op == b"sets":
-            for key, value in list(zip(args[::2], args[1::2], strict=True)):
+        values = self._values
+        answer: list[bytes] = []
+        match op, args:
+            case b"set", [key, value]:
                 self._put(key, value)
-            return b"ok", []
-        if op == b"keys":
-            return b"ok", list(self._values)
-        if op == b"push":
-            key, value = args
-            self._push(key, value)
-            return b"ok", []
-        if op == b"pop":
-            (key,) = args
-            return self._pop(ticket, key)
-        if op == b"pop now":
-            (key,) = args
-            return b"ok", [self._take(key)] if key in self._queues else []
-        if op == b"queued":
-            (key,) = args
-            return b"ok", [b"%d" % len(self._queues.get(key, ()))]
-        if op == b"add":
-            key, amount = args
-            if len(amount) > MAX_DIGITS:
-                raise ValueError(f"add: an amount of {len(amount)} digits")
-            total = sum_of(key.decode(), self._values.get(key), int(amount))
-            self._put(key, total)
-            return b"ok", [total]
-        if op == b"swap":
-            key, expected, desired = args
-            held = self._values.get(key, b"")
-            if held == expected:
-                self._put(key, desired)
-                held = desired
-            return b"ok", [held]
-        if op == b"check":
-            return b"ok", [b"1" if all(key in self._values for key in args) else b"0"]
-        if op == b"delete":
-            (key,) = args
-            return b"ok", [b"0" if self._values.pop(key, None) is None else b"1"]
-        if op == b"count":
-            return b"ok", [b"%d" % len(self._values)]
-        if op == b"will":
-            left = dict(zip(args[::2], args[1::2], strict=True))
-            self.wills.setdefault(ticket[0], {}).update(left)
-            return b"ok", []
-        if op == b"unwill":
-            self.wills.pop(ticket[0], None)
-            return b"ok", []
-        if op == b"drop":
-            (number,) = args
-            self._drop((ticket[0], number))
-            return None
-        raise ValueError(f"unknown operation {op!r}")
+            case b"get", _:
+                return self._get(ticket, args)
+            case b"append", [key, value]:
+                whole = values.get(key, b"") + value
+                if len(whole) > MAX_VALUE:
+                    raise DistStoreError(
+                        f"append: the value of {key!r} would have {len(whole)} bytes, "
+                        f"more than a store takes ({MAX_VALUE})"
+                    )
+                self._put(key, whole)
+            case b"sets", _:
+                for key, value in list(zip(args[::2], args[1::2], strict=True)):
+                    self._put(key, value)
+            case b"keys", []:
+                answer = list(values)
+            case b"push", [key, value]:
+                self._push(key, value)
+            case b"pop", [key]:
+                return self._pop(ticket, key)
+            case b"pop now", [key]:
+                answer = [self._take(key)] if key in self._queues else []
+            case b"queued", [key]:
+                answer = [b"%d" % len(self._queues.get(key, ()))]
+            case b"add", [key, amount]:
+                if len(amount) > MAX_DIGITS:
+                    raise ValueError(f"add: an amount of {len(amount)} digits")
+                answer = [self._add(key, int(amount))]
+            case b"swap", [key, expected, desired]:
+                if values.get(key, b"") == expected:
+                    self._put(key, desired)
+                answer = [values.get(key, b"")]
+            case b"check", _:
+                answer = [b"1" if all(key in values for key in args) else b"0"]
+            case b"delete", [key]:
+                answer = [b"0" if values.pop(key, None) is None else b"1"]
+            case b"count", []:
+                answer = [b"%d" % len(values)]
+            case b"will", _:
+                left = dict(zip(args[::2], args[1::2], strict=True))
+                self.wills.setdefault(ticket[0], {}).update(left)
+            case b"unwill", []:
+                self.wills.pop(ticket[0], None)
+            case b"drop", [number]:
+                self._drop((ticket[0], number))
+                return None
+            case _:
+                raise ValueError(f"unknown operation {op!r} of {len(args)} arguments")
+        return b"ok", answer
 
     def execute(self, client: bytes, end: str | None = None) -> None:
         """Set the last wills of `client`, which has died; `end` says how, if known."""
@@ -131,17 +109,26 @@ class KeyTable:
             if not value:
                 continue
             if key.endswith(NEXT_NUMBER):
-                key = self._next_of(key.removesuffix(NEXT_NUMBER))
+                counter = key.removesuffix(NEXT_NUMBER)
+                key = b"%s/%s" % (counter, self._add(counter, 1))
             if not self._values.get(key):
                 if end is not None:
                     value = value.replace(UNKNOWN_END.encode(), end.encode())
                 self._put(key, value)
 
-    def _next_of(self, counter: bytes) -> bytes:
-        """Return the key under the next number of `counter`."""
-        total = sum_of(counter.decode(), self._values.get(counter), 1)
-        self._put(counter, total)
-        return b"%s/%s" % (counter, total)
+    def _add(self, key: bytes, amount: int) -> bytes:
+        """Add `amount` to the integer at `key` (absent: 0); return the sum."""
+        value = self._values.get(key, b"0") or b"0"
+        try:
+            if len(value) > MAX_DIGITS:
+                raise ValueError(f"{len(value)} bytes")
+            total = b"%d" % (int(value) + amount)
+        except ValueError as error:
+            raise DistStoreError(
+                f"add: key {key.decode()!r} holds {value[:32]!r}, which is no integer"
+            ) from error
+        self._put(key, total)
+        return total
 
     def _get(self, ticket: Ticket, keys: list[bytes]) -> Reply | None:
         missing = {key for key in keys if key not in self._values}
@@ -216,100 +203,3 @@ class KeyTable:
             if not waiting:
                 del self._wanted[key]
         self._answer(ticket, b"missing", [key for key in keys if key in missing])
-
-
-class RequestStore(Store):
-    """A store whose methods are requests to a `KeyTable`, here or in another process.
-
-    A subclass brings the requests there, and the answers back.
-    """
-
-    def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
-        """Return the answer to a request that does not wait for a key."""
-        raise NotImplementedError
-
-    def _await(
-        self, op: bytes, keys: Sequence[str], limit: float
-    ) -> tuple[bool, Sequence[bytes]]:
-        """Send a request that waits; return whether it was met, and its answer.
-
-        Not met after `limit` seconds, the answer is what it still misses.
-        """
-        raise NotImplementedError
-
-    def set(self, key: str, value: bytes | str) -> None:
-        self._call(b"set", key.encode(), to_bytes(value))
-
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        return self.multi_get([key], timeout)[0]
-
-    def append(self, key: str, value: bytes | str) -> None:
-        self._call(b"append", key.encode(), to_bytes(value))
-
-    def multi_get(
-        self, keys: Sequence[str], timeout: float | timedelta | None = None
-    ) -> list[bytes]:
-        limit = self._limit(timeout)
-        if not keys:
-            return []
-        met, values = self._await(b"get", keys, limit)
-        if not met:
-            raise missing_keys_error([key.decode() for key in values], limit)
-        return list(values)
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        pairs = to_pairs(keys, values)
-        self._call(
-            b"sets", *(part for key, value in pairs for part in (key.encode(), value))
-        )
-
-    def add(self, key: str, amount: int) -> int:
-        return int(
-            self._call(b"add", key.encode(), b"%d" % as_int(amount, "add: amount"))[0]
-        )
-
-    def compare_set(
-        self, key: str, expected: bytes | str, desired: bytes | str
-    ) -> bytes:
-        frames = key.encode(), to_bytes(expected), to_bytes(desired)
-        return self._call(b"swap", *frames)[0]
-
-    def wait(
-        self, keys: Sequence[str], timeout: float | timedelta | None = None
-    ) -> None:
-        self.multi_get(keys, timeout)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._call(b"check", *(key.encode() for key in keys))[0] == b"1"
-
-    def delete_key(self, key: str) -> bool:
-        return self._call(b"delete", key.encode())[0] == b"1"
-
-    def num_keys(self) -> int:
-        return int(self._call(b"count")[0])
-
-    def list_keys(self) -> list[str]:
-        return [key.decode() for key in self._call(b"keys")]
-
-    def queue_push(self, key: str, value: bytes | str) -> None:
-        self._call(b"push", key.encode(), to_bytes(value))
-
-    def queue_pop(
-        self,
-        key: str,
-        block: bool = True,
-        timeout: float | timedelta | None = None,
-    ) -> bytes:
-        if not block:
-            values = self._call(b"pop now", key.encode())
-            if not values:
-                raise empty_queue_error(key, None)
-            return values[0]
-        limit = self._limit(timeout)
-        met, values = self._await(b"pop", [key], limit)
-        if not met:
-            raise empty_queue_error(key, limit)
-        return values[0]
-
-    def queue_len(self, key: str) -> int:
-        return int(self._call(b"queued", key.encode())[0])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 
-from ..errors import DistStoreError, DistStoreTimeoutError
-from .base import Store, empty_queue_error, missing_keys_error, remaining
+from ..errors import DistStoreError
+from .base import Store, remaining
 
 __all__ = ["PrefixStore"]
 
@@ -56,113 +55,48 @@ class PrefixStore(Store):
         self._cancels: set[Callable[[], None]] = set()
         self._closed = False
 
-    def set(self, key: str, value: bytes | str) -> None:
-        self._open().set(self._full(key), value)
+    def _name(self, key: str) -> bytes:
+        return self.underlying_store._name(f"{self.prefix}/{key}")
 
-    def get(self, key: str, timeout: float | timedelta | None = None) -> bytes:
-        return self.multi_get([key], timeout)[0]
+    def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
+        return self._open()._call(op, *args)
 
-    def append(self, key: str, value: bytes | str) -> None:
-        self._open().append(self._full(key), value)
-
-    def multi_get(
-        self, keys: Sequence[str], timeout: float | timedelta | None = None
-    ) -> list[bytes]:
-        limit = self._limit(timeout)
+    def _await(
+        self, op: bytes, names: Sequence[bytes], limit: float
+    ) -> tuple[bool, Sequence[bytes]]:
+        # `close` of this object could not end a wait of the underlying store: here,
+        # watches wake this thread, and a pop is tried again.
         deadline = time.monotonic() + limit
-        self.wait(keys, limit)
-        names = [self._full(key) for key in keys]
-        return self._open().multi_get(names, remaining(deadline) + 1.0)
+        values: dict[bytes, bytes] = {}
+        cancels: list[Callable[[], None]] = []
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        self._open().multi_set([self._full(key) for key in keys], values)
-
-    def add(self, key: str, amount: int) -> int:
-        return self._open().add(self._full(key), amount)
-
-    def compare_set(
-        self, key: str, expected: bytes | str, desired: bytes | str
-    ) -> bytes:
-        return self._open().compare_set(self._full(key), expected, desired)
-
-    def wait(
-        self, keys: Sequence[str], timeout: float | timedelta | None = None
-    ) -> None:
-        # By watches, because `close` of this object could not end a `wait` of the
-        # underlying store.
-        limit = self._limit(timeout)
-        deadline = time.monotonic() + limit
-        names = [self._full(key) for key in keys]
-        if self._open().check(names):
-            return
-        missing = set(names)
-
-        def discard(key: str, value: bytes) -> None:
+        def note(name: bytes, value: bytes) -> None:
             with self._changed:
-                missing.discard(key)
+                values[name] = value
                 self._changed.notify_all()
 
-        cancels = [self._open().watch(key, partial(discard, key)) for key in set(names)]
         try:
             while True:
                 pause = min(_RECHECK, remaining(deadline))
+                in_parts = pause if op == b"pop" else 0.0
+                met, found = self._open()._await(op, names, in_parts)
+                if met or time.monotonic() >= deadline:
+                    return met, found
+                if op == b"pop":
+                    continue
+                if not cancels:
+                    for name in {*names}:
+                        watched = self._open()._watch(name, partial(note, name))
+                        cancels.append(watched)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed or not missing, pause)
-                for key in list(missing):
-                    if self._open().check([key]):
-                        discard(key, b"")
-                if not missing:
-                    return
-                if time.monotonic() >= deadline:
-                    left = [key for key in names if key in missing]
-                    raise missing_keys_error(left, limit)
+                    self._changed.wait_for(
+                        lambda: self._closed or len(values) == len(cancels), pause
+                    )
+                if len(values) == len(cancels):
+                    return True, [values[name] for name in names]
         finally:
             for cancel in cancels:
                 cancel()
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return self._open().check([self._full(key) for key in keys])
-
-    def delete_key(self, key: str) -> bool:
-        return self._open().delete_key(self._full(key))
-
-    def num_keys(self) -> int:
-        """Return how many keys the underlying store holds, with any prefix."""
-        return self._open().num_keys()
-
-    def list_keys(self) -> list[str]:
-        """Return the keys that are set with this prefix, without it."""
-        start = self._full("")
-        return [
-            key[len(start) :]
-            for key in self._open().list_keys()
-            if key.startswith(start)
-        ]
-
-    def queue_push(self, key: str, value: bytes | str) -> None:
-        self._open().queue_push(self._full(key), value)
-
-    def queue_pop(
-        self,
-        key: str,
-        block: bool = True,
-        timeout: float | timedelta | None = None,
-    ) -> bytes:
-        if not block:
-            return self._open().queue_pop(self._full(key), block=False)
-        limit = self._limit(timeout)
-        deadline = time.monotonic() + limit
-        # In parts: `close` of this object ends the wait within a second.
-        while True:
-            pause = min(_RECHECK, remaining(deadline))
-            try:
-                return self._open().queue_pop(self._full(key), timeout=pause)
-            except DistStoreTimeoutError as error:
-                if time.monotonic() >= deadline:
-                    raise empty_queue_error(self._full(key), limit) from error
-
-    def queue_len(self, key: str) -> int:
-        return self._open().queue_len(self._full(key))
 
     def clone(self) -> PrefixStore:
         made = PrefixStore(self.prefix, self._open().clone())
@@ -170,7 +104,9 @@ class PrefixStore(Store):
         made._owns_store = True
         return made
 
-    def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
+    def _watch(
+        self, name: bytes, callback: Callable[[bytes], None]
+    ) -> Callable[[], None]:
 
         def fire(value: bytes) -> None:
             with self._changed:
@@ -190,11 +126,11 @@ class PrefixStore(Store):
         store = self._open()
         with self._changed:
             self._cancels.add(cancel)
-        inner.append(store.watch(self._full(key), fire))
+        inner.append(store._watch(name, fire))
         return cancel
 
     def last_will(self, key: str, value: bytes | str) -> bool:
-        return self._open().last_will(self._full(key), value)
+        return self._open().last_will(f"{self.prefix}/{key}", value)
 
     def withdraw(self) -> None:
         self._open().withdraw()
@@ -212,9 +148,6 @@ class PrefixStore(Store):
             cancel()
         if self._owns_store:
             self.underlying_store.close()
-
-    def _full(self, key: str) -> str:
-        return f"{self.prefix}/{key}"
 
     def _open(self) -> Store:
         if self._closed:

@@ -10,8 +10,7 @@ from datetime import timedelta
 
 from ..errors import DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
-from .base import DEFAULT_TIMEOUT, RANK_0, remaining, to_bytes
-from .key_table import RequestStore
+from .base import DEFAULT_TIMEOUT, RANK_0, Store, remaining, to_bytes
 from .process_end import own_process
 from .tcp_client import TCPStoreClient
 from .tcp_keys import curve_keys, shared_key
@@ -26,7 +25,7 @@ _COME, _ALL_HERE = "tcp-store/connected", "tcp-store/all connected"
 _GRACE = 5.0
 
 
-class TCPStore(RequestStore):
+class TCPStore(Store):
     """A store served over TCP by the process that has ``is_master=True``.
 
     Parameters
@@ -163,7 +162,7 @@ class TCPStore(RequestStore):
             self.set(_ALL_HERE, b"")
         if not self.is_master:
             return
-        met, _ = self._await(b"get", [_ALL_HERE], remaining(deadline))
+        met, _ = self._await(b"get", [_ALL_HERE.encode()], remaining(deadline))
         if not met:
             raise DistStoreTimeoutError(
                 f"TCPStore: {self.add(_COME, 0)} of {world_size} processes connected "
@@ -186,9 +185,11 @@ class TCPStore(RequestStore):
             server=self.server,
         )
 
-    def watch(self, key: str, callback: Callable[[bytes], None]) -> Callable[[], None]:
+    def _watch(
+        self, name: bytes, callback: Callable[[bytes], None]
+    ) -> Callable[[], None]:
         client = self._connected()
-        request = client.submit(b"get", [key.encode()], callback)
+        request = client.submit(b"get", [name], callback)
         return lambda: client.drop(request)
 
     def last_will(self, key: str, value: bytes | str) -> bool:
@@ -235,10 +236,10 @@ class TCPStore(RequestStore):
         return request.result()
 
     def _await(
-        self, op: bytes, keys: Sequence[str], limit: float
+        self, op: bytes, names: Sequence[bytes], limit: float
     ) -> tuple[bool, list[bytes]]:
         client = self._connected()
-        request = client.submit(op, [key.encode() for key in keys])
+        request = client.submit(op, names)
         try:
             if not request.done.wait(limit):
                 # The server answers a dropped request with the missing keys.
