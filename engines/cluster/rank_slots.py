@@ -30,12 +30,12 @@ __all__ = [
 #: Seconds without a summary after which a rank is shown as unreachable.
 SILENCE = 5.0
 
-#: What of a summary does not hold any more once the rank is dead.
+#: What of a summary does not hold any more once the rank is dead. The last line that it
+#: was at does.
 _DEAD: dict[str, Any] = {
     "busy": False,
     "cell": None,
     "busy_for": None,
-    "line": "",
     "line_for": None,
     "memory": None,
     "cpu": None,

@@ -153,6 +153,7 @@ class TestSummaries:
         assert one.heartbeat_age == (None if received is None else 100.0 - received)
         # A dead rank runs no cell, whatever its last summary was.
         assert one.cell == (summary.cell if death is None else None)
+        assert one.line == summary.line
 
     def test_a_cluster(self) -> None:
         ranks = (

@@ -24,7 +24,7 @@ LINGERS = 5.0
 COLUMNS = (
     Column("rank", "rank", "global rank", numeric=True),
     Column("host", "host", "host of the rank's engine", drop=6),
-    Column("pid", "pid", "process of the rank's engine", True, drop=6),
+    Column("pid", "pid", "process of the rank's engine", True, drop=7),
     Column("device", "device", "device types, with the backends in use", drop=7),
     Column("state", "state", "what the rank is doing"),
     Column("op", "op", "the oldest op in flight, or the last one completed", drop=1),
@@ -38,11 +38,11 @@ COLUMNS = (
     Column("elapsed", "elapsed", "time in flight / median of this op", True, drop=3),
     Column("last", "last", "duration of the last op completed", True, drop=5),
     Column("algbw", "algbw", "of the last op: size / time", True, drop=8),
-    Column("busbw", "busbw", "of the last op, on the bus", True, drop=6),
-    Column("memory", "memory", "resident memory of the rank's process", True, drop=9),
+    Column("busbw", "busbw", "of the last op, on the bus", True, drop=5),
+    Column("memory", "memory", "resident memory of the rank's process", True, drop=8),
     Column("cpu", "CPU", "of a core, that its process kept busy", True, drop=6),
     Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=6),
-    Column("queue", "queue", "ops in flight", True, drop=5),
+    Column("queue", "queue", "ops in flight", True, drop=9),
     Column("beat", "silent", "since the last heartbeat", True, drop=2),
     Column("verdict", "verdict", "verdict of the diagnosis on the rank"),
 )

@@ -315,12 +315,12 @@ class BoardModel:
                 group.hang = None
             group.keep_hang(on_group(self.verdicts, group.key))
             late = self._late_cells.get(group.key, {})
-            extra: dict[int, Cells] = {
-                rank: dict(found)
-                for rank, found in late.items()
-                # Not of one that is idle: it waits for nobody.
-                if found and group.base.get(rank, {}).get("mood") in ("busy", "working")
-            }
+            extra: dict[int, Cells] = {}
+            for rank, found in late.items():
+                # What was measured stays; nobody waits for one that is idle.
+                runs = group.base.get(rank, {}).get("mood") in ("busy", "working")
+                gone = () if runs else ("awaited",)
+                extra[rank] = {k: found[k] for k in found if k not in gone}
             for rank, lag in group.behind(self.now).items():
                 extra[rank] = {**extra.get(rank, {}), "lag": lag}
             verdicts = on_group(self.verdicts, group.key)

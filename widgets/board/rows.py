@@ -62,9 +62,10 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
     if rank.gpu_memory:
         row["gpu_memory"] = bytes_text(rank.gpu_memory)
     left = state == "aborted" and rank.state == "busy"
-    if rank.line and (mood == "busy" or left):
-        # It computes, also after its group was aborted: where it last issued an op is
-        # of no interest now.
+    died = state == "dead" and (group is None or group.oldest is None)
+    if rank.line and (mood == "busy" or left or died):
+        # It computes, also after its group was aborted, or did when it died: where it
+        # last issued an op is of no interest now.
         row["line"] = text(rank.line, 80)
         if rank.line_for is not None:
             row["at"] = round(now - (age or 0.0) - rank.line_for, 2)

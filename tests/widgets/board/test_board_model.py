@@ -192,6 +192,16 @@ class TestRows:
         row = self.row(rank(0, group(state="aborted", reason="by hand")))
         assert row["state"] == "aborted"
 
+    def test_a_dead_rank_shows_the_last_line_that_it_was_at(self) -> None:
+        last = group(completed=op(source="cell 6 line 2"))
+        dead = {"state": "dead", "reason": "killed", "line": "cell 7 line 4"}
+        row = self.row(rank(0, last, **dead))
+        assert row["line"] == "cell 7 line 4"
+        assert "at" not in row
+        # In an op it was at the line of the op.
+        waited = group(oldest=op(source="cell 7 line 2", elapsed=12.0))
+        assert self.row(rank(0, waited, **dead))["line"] == "cell 7 line 2"
+
     def test_who_computes_on_after_an_abort_shows_where(self) -> None:
         aborted = group(state="aborted", reason="by hand")
         row = self.row(

@@ -93,9 +93,13 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     bar.get_by_role("button", name="Abort").click()
     assert "Abort group 'default' on 4 ranks?" in bar.locator(".line").inner_text()
     scene.page.shot("board-hang-in-cell")
-    bar.get_by_role("button", name="no").click()
+    bar.get_by_role("button", name="yes").click()
+    until(lambda: any(one.get("do") == "abort" for one in scene.page.sent()))
     page.evaluate("() => document.getElementById('out').replaceChildren()")
     until(lambda: page.locator(".rankscope-hang").count() == 0)
+    # The focus was on a button of the bar, and goes to what comes next.
+    live = "document.querySelector('.rankscope-live').shadowRoot"
+    assert page.evaluate(f"() => {live}.activeElement?.textContent") == "Rebuild"
 
 
 def test_it_opens_the_board_of_the_same_model(scene: Scene) -> None:

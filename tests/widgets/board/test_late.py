@@ -51,7 +51,12 @@ class TestShown:
         assert "100% · " in board_text(model)
         model.update(idle(), 1.0)
         model.delta()
-        assert not any({"late", "waits"} & row.keys() for row in group.rows().values())
+        # What was measured stays; that somebody waits does not.
+        after = group.rows()
+        assert after[2]["late"] == late["late"]
+        assert after[0]["waits"] == others[0]["waits"]
+        assert "awaited" in late
+        assert "awaited" not in after[2]
 
     def test_the_banner_advises_where_nothing_is_wrong(self) -> None:
         model = BoardModel.of(idle(), of(a_run()))

@@ -223,6 +223,7 @@ export function makeActions(board, only = ["Profile", "Diagnose", "Abort", "Rebu
   board.actions.append(...list.map((action) => action.element));
   return {
     update: () => list.forEach((action) => action.update()),
+    of: (name) => list.find((action) => action.name === name)?.button,
     asking: () => list.some((action) => !action.asked.hidden),
   };
 }

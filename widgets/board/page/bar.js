@@ -5,7 +5,7 @@
 import { OUTCOME_SHOWN, makeActions } from "./actions.js";
 import { Board } from "./board.js";
 import { make, makeShape, setAttribute, setText } from "./elements.js";
-import { makeHost } from "./host.js";
+import { makeHost, noteFocus } from "./host.js";
 import { withPlaces } from "./links.js";
 import { goToLine } from "./places.js";
 import { moodClass } from "./text.js";
@@ -45,6 +45,7 @@ export class Bar {
       line.append(away);
     }
     this.body.append(this.drawer, line);
+    this.focus = noteFocus(this);
     this.showOutcome("", true);
   }
 

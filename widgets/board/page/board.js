@@ -4,7 +4,7 @@ import { OUTCOME_SHOWN, makeActions } from "./actions.js";
 import { makeBanner } from "./banner.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { GroupList } from "./group_list.js";
-import { makeHost } from "./host.js";
+import { makeHost, noteFocus } from "./host.js";
 import { RankMap } from "./map.js";
 import { ALL, inOrder } from "./overview.js";
 import { goToLine } from "./places.js";
@@ -88,15 +88,7 @@ export class Board {
     this.scrolled = 0;
     const rows = this.table.element;
     rows.addEventListener("scroll", () => (this.scrolled = rows.scrollTop));
-    this.body.addEventListener("focusin", (event) => (this.focused = event.target));
-    this.body.addEventListener("focusout", () => {
-      // Not when the board leaves the page: it may return in another place. While it is
-      // taken away, it still counts as connected.
-      setTimeout(() => {
-        const { activeElement } = this.body.getRootNode();
-        if (this.element.isConnected) this.focused = activeElement;
-      });
-    });
+    this.focus = noteFocus(this);
   }
 
   // -- changes ------------------------------------------------------------------
@@ -299,10 +291,10 @@ export class Board {
 
   /** Move to another element of the page; keep the scroll position and the focus. */
   moveTo(home) {
-    const focused = this.focused;
+    const { target } = this.focus;
     home.append(this.element);
     this.table.element.scrollTop = this.scrolled;
-    focused?.focus({ preventScroll: true });
+    target?.focus({ preventScroll: true });
   }
 
   destroy() {

@@ -17,7 +17,7 @@ const DOCKED = ".jupyterlab-sidecar"; // the panel that dock.py opens
 function inhabit(store, model) {
   const name = model.get("name");
   const homes = new Map(); // element → board
-  const hangs = new Map(); // element in the output of a cell that hangs → its bar
+  const hangs = new Map(); // element in the output of a cell that hangs → {cell, one}: its bar
   let bar = null;
   const unpin = () => {
     model.set("pinned", false);
@@ -46,15 +46,21 @@ function inhabit(store, model) {
       if (home.closest(DOCKED)) sight.observe(home);
     }
     homeless.forEach((board) => board.destroy());
-    for (const [home, one] of hangs) {
-      if (!home.isConnected) one.destroy();
-      if (!home.isConnected) hangs.delete(home);
+    for (const [home, { cell, one }] of hangs) {
+      if (home.isConnected) continue;
+      const { target } = one.focus;
+      one.destroy();
+      hangs.delete(home);
+      // The focus would fall to the page: what comes next is Rebuild, if it is in sight.
+      const seen = [...homes.values()].find(({ visible }) => visible);
+      if (target) (seen?.buttons.of("Rebuild") ?? cell)?.focus({ preventScroll: true });
     }
     for (const home of document.getElementsByClassName(`${name}-hang`)) {
       if (hangs.has(home)) continue;
       for (const child of home.children) child.hidden = true;
-      hangs.set(home, new Bar(store));
-      home.append(hangs.get(home).element);
+      const one = new Bar(store);
+      hangs.set(home, { cell: home.closest(".jp-Cell"), one });
+      home.append(one.element);
     }
     pin();
   };
@@ -68,7 +74,8 @@ function inhabit(store, model) {
     sight.disconnect();
     model.off("change:pinned", pin);
     bar?.destroy();
-    for (const [home, board] of [...homes, ...hangs]) {
+    const bars = [...hangs].map(([home, { one }]) => [home, one]);
+    for (const [home, board] of [...homes, ...bars]) {
       board.destroy();
       for (const child of home.children) child.hidden = false;
     }

@@ -17,6 +17,19 @@ export function makeHost(name, label, styles) {
   return { element, body };
 }
 
+/** Note which element of a host has the focus, or had it as the host left the page. */
+export function noteFocus({ element, body }) {
+  const noted = { target: null };
+  body.addEventListener("focusin", (event) => (noted.target = event.target));
+  body.addEventListener("focusout", () => {
+    // While it is taken away, it still counts as connected.
+    setTimeout(() => {
+      if (element.isConnected) noted.target = body.getRootNode().activeElement;
+    });
+  });
+  return noted;
+}
+
 /** Leave keys with Ctrl or ⌘ to JupyterLab ("save"), and no others: "d d" deletes the
 cell. JupyterLab looks at an attribute of the element when a key comes to the document,
 so that it is written before, at the window. */

@@ -12,7 +12,10 @@ import { differences } from "./overview.js";
 import { elapsedText, moodClass, nameRanks } from "./text.js";
 import { BAR, placeColumns } from "./widths.js";
 
-const SETTLED = 2; // s without a cell that runs after which empty columns go
+// What columns hold while a cell runs with an op in it: room that they keep, so that no
+// other column goes when it comes.
+const RUNNING = { elapsed: "99.9 s / 99.9 ms", late: "99% · 99.9 ms", waits: "99%", queue: "1" };
+const LINGERING = " for 99 s"; // behind a line
 const STALL = 5; // s after which a bar changes its colour
 
 export class Table {
@@ -63,7 +66,6 @@ export class Table {
 
   /** Forget what the columns have held: an empty one is not shown. */
   forget() {
-    this.ran ??= null; // when a cell ran or a state changed last, if columns may have become empty since
     this.lengths = this.columns.map(() => 0); // of the longest text of each, see lengthOf
     // An abort is to find room: no column may go because of it.
     this.longest = this.columns.map(({ key, title }) => (key === "state" ? "aborted" : title));
@@ -133,6 +135,7 @@ export class Table {
   /** Write what has changed, and bring the rows into their order. */
   place(now) {
     const rows = this.rowsOf();
+    this.settle(rows);
     this.items = arrange(rows, this.view);
     const kept = new Set(this.items.map(({ key }) => key));
     for (const [key, { row }] of this.entries) {
@@ -171,7 +174,6 @@ export class Table {
   }
 
   write(entry, label, cells, names, now) {
-    if (isInCell(cells) || names?.has("state")) this.ran = now;
     setAttribute(entry.row, "class", `row ${standing(cells)}`);
     this.columns.forEach((column, place) => {
       if (names !== null && !concerns(column.key, names)) return;
@@ -280,23 +282,29 @@ export class Table {
     if (bar.firstChild.style.width !== width) bar.firstChild.style.width = width;
   }
 
-  /** Forget columns that are empty since no cell runs: not at each end of an op. */
-  settle(now) {
-    // What an abort leaves stays as it is.
-    if ([...this.rowsOf().values()].some((cells) => isInCell(cells) || cells.failed)) {
-      this.ran = now;
-    } else if (this.ran !== null && now - this.ran >= SETTLED) {
-      this.ran = null;
-      this.forget();
-      for (const entry of this.entries.values()) entry.shown = undefined;
-      this.disordered = this.stale = true;
-      this.flush(now);
-    }
+  /**
+   * At the first op of a cell, forget columns that are empty by now: they last until the
+   * next one. Of a short cell nothing is seen but the op.
+   */
+  settle(rows) {
+    const ran = this.runs;
+    this.runs = [...rows.values()].some(isInCell);
+    this.begins ||= !ran;
+    const isNew = ([rank, names]) =>
+      (names === null || names.has("seq")) && rows.get(rank)?.seq !== undefined;
+    if (!this.begins || ![...this.dirty].some(isNew)) return;
+    this.begins = !this.runs;
+    const empty = ({ key }, place) =>
+      this.lengths[place] > 0 && !(key in RUNNING) &&
+      ![...rows].some(([rank, cells]) => cellText(key, rank, cells, 0));
+    if (!this.columns.some(empty)) return;
+    this.forget();
+    for (const entry of this.entries.values()) entry.shown = undefined;
+    this.stale = true;
   }
 
   /** Update the times; no other cell changes without a message. */
   tick(now) {
-    this.settle(now);
     const elapsed = this.columns.findIndex((column) => column.key === "elapsed");
     const beat = this.columns.findIndex((column) => column.key === "beat");
     const line = this.columns.findIndex((column) => column.key === "line");
@@ -346,8 +354,8 @@ export class Table {
       if (!measured.has(text)) measured.set(text, this.pen.measureText(text).width);
       return measured.get(text);
     };
-    const filled = this.lengths.map((length) => length > 0);
-    const found = placeColumns(this.columns, this.longest, filled, {
+    const { filled, longest } = this.reserve();
+    const found = placeColumns(this.columns, longest, filled, {
       room: this.room, single, measure,
     });
     setAttribute(this.table, "data-drop", String(found.level));
@@ -361,6 +369,20 @@ export class Table {
     });
     this.sheet.textContent = rules.join("\n");
     this.table.style.minWidth = `${found.width}px`;
+  }
+
+  /** Return what has to have room: also what comes while cells run, once an op was. */
+  reserve() {
+    const filled = this.lengths.map((length) => length > 0);
+    const hadOp = filled[this.columns.findIndex(({ key }) => key === "seq")];
+    const longest = this.longest.map((text, place) => {
+      const { key } = this.columns[place];
+      if (key === "line" && filled[place] && !text.includes(" for ")) return text + LINGERING;
+      if (!hadOp || !(key in RUNNING)) return text;
+      filled[place] = true;
+      return lengthOf(text) < lengthOf(RUNNING[key]) ? RUNNING[key] : text;
+    });
+    return { filled, longest };
   }
 
   /**
