@@ -21,6 +21,7 @@ from ..work.work import Work
 from .spec import GroupSpec
 
 __all__ = [
+    "ANEW_HINT",
     "REBUILD_HINT",
     "SHRINK_HINT",
     "VERDICT_WAIT",
@@ -38,6 +39,7 @@ VERDICT_WAIT = 2.0
 # time has published its reason before it closed the connection.
 _OVERDUE_WAIT = 0.5
 
+ANEW_HINT = "make another one with new_group() or init_process_group()"
 REBUILD_HINT = "make it usable again with rebuild_process_group() or %dist_rebuild"
 
 

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..devices.cuda_device import configured_device
-from ..errors import ConnectionLostError, DistAbortedError, DistError
+from ..errors import (
+    ConnectionLostError,
+    DistAbortedError,
+    DistBackendError,
+    DistError,
+)
 from ..interface.base import Backend
 from ..interface.registration import Registration
 from ..interface.registry import build, resolve
@@ -23,6 +28,7 @@ from ..work.state import WorkState
 from ..work.threads import callback_threads
 from ..work.work import Work
 from .abort_reason import (
+    ANEW_HINT,
     SHRINK_HINT,
     AbortReason,
     ConnectionLoss,
@@ -168,6 +174,7 @@ class Generation:
             staged = device not in registration.devices
             if staged:
                 staging_for(device, name)
+            self._check_choice(device, name)
             store = PrefixStore(f"{name}-{device}", self.store)
             backend = self._create(registration, store)
         except ConnectionLostError as error:
@@ -207,6 +214,22 @@ class Generation:
             _stop(backend, ended)
             self.raise_if_aborted(op_type)
         return backend
+
+    def _check_choice(self, device: str, name: str) -> None:
+        """Raise `DistBackendError`, on every rank, if one chose another backend."""
+        me = self.spec.global_rank
+        if self.spec.size == 1:
+            return
+        mine = f"{me} {name}".encode()
+        first = self.store.compare_set(f"backend/{device}", b"", mine).decode()
+        rank, _, other = first.partition(" ")
+        if other != name:
+            text = (
+                f"the backend for device type {device!r} is {other!r} on rank {rank}, "
+                f"and {name!r} on rank {me}; expected the same one on every rank"
+            )
+            self.abort(text, culprits=sorted({int(rank), me}))
+            raise DistBackendError(text)
 
     def _create(self, registration: Registration, store: Store) -> Backend:
         spec = self.spec
@@ -465,7 +488,7 @@ class Generation:
         self._drain()
         if self.busy:
             lost = self.loss
-            reason = lost.reason if lost else self._reason("destroy_process_group()")
+            reason = lost.reason if lost else self._destroyed()
             self._abort(reason, publish=True)
             # Another thread may be in the middle of an abort.
             for work in list(self.status.in_flight.values()):
@@ -473,13 +496,17 @@ class Generation:
             return
         with self.issue_lock, self._abort_lock:
             if self.aborted is None:
-                self.aborted = self._reason("destroy_process_group()")
+                self.aborted = self._destroyed()
                 self._ended.set()
             backends, self.backends = self.backends, {}
         self._peers.close()
         for backend in backends.values():
             backend.shutdown()
         recorder.changed()
+
+    def _destroyed(self) -> AbortReason:
+        me = f"rank {self.spec.global_rank}"
+        return AbortReason("destroy_process_group()", me, remedy=ANEW_HINT)
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_WAIT

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 #: Seconds that the other ranks get to answer.
 ANSWER_WAIT = 0.9
 #: Seconds after which an error goes without an explanation: the store may not answer.
-LONGEST = 1.0
+LONGEST = 3.0
 #: Characters of an exception's text.
 LONGEST_TEXT = 200
 #: How the account ends of a cell that no error has ended.

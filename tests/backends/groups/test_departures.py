@@ -155,6 +155,16 @@ def test_a_rebuilt_group_knows_of_no_departure(group: dist.ProcessGroup) -> None
     assert group.status.collective_seq == 1
 
 
+def test_a_group_that_was_destroyed_is_not_to_be_rebuilt(
+    group: dist.ProcessGroup,
+) -> None:
+    rows = dist.new_group([0, 1])
+    assert isinstance(rows, dist.ProcessGroup)
+    dist.destroy_process_group(rows)
+    with pytest.raises(dist.DistAbortedError, match="make another one with new_group"):
+        dist.all_reduce(np.ones(3), group=rows)
+
+
 # -- over real backends --------------------------------------------------------------
 
 
@@ -253,6 +263,29 @@ def test_a_rank_that_rebuilds_alone_says_why(early: bool) -> None:
             r"rank 1 left group 'default' by rebuild_process_group\(\) at "
             r"test_departures\.py:\d+, as it handled TypeError: all_reduce in .* "
             r"tensor is a list.*once every rank has called rebuild_process_group\(\)",
+            told,
+        ), told
+
+
+def chooses(me: Rank) -> str:
+    """Rank 1 has another backend for the same device type."""
+    if me.rank == 1:
+        dist.Backend.register_backend("manual", Manual, devices=["cpu"])
+    dist.init_process_group("manual" if me.rank == 1 else "tcp", timeout=60)
+    try:
+        dist.all_reduce(np.ones(3))
+    except dist.DistError as error:
+        me.meet("told")
+        return str(error)
+    return ""
+
+
+@pytest.mark.processes
+def test_a_rank_with_another_backend_is_named_on_every_rank() -> None:
+    for told in run_ranks(3, chooses):
+        assert re.search(
+            r"backend for device type 'cpu' is '(tcp' on rank [02], and 'manual' on "
+            r"rank 1|manual' on rank 1, and 'tcp' on rank [02])",
             told,
         ), told
 
