@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import platform
 import socket
 import sys
 import time
@@ -85,11 +84,11 @@ def install(version: str) -> str:
 
     Runs on the engine's main thread. Later calls change nothing. JSON, since the
     notebook receives the repr of the expression. An engine with another `version` of
-    Rankscope returns that and its Python's version, and gets no agent.
+    Rankscope returns that, and gets no agent.
     """
     global _agent
     if version != __version__:
-        return json.dumps({"version": __version__, "python": platform.python_version()})
+        return json.dumps({"version": __version__})
     if _agent is None:
         from ipykernel.kernelapp import IPKernelApp
 
@@ -186,7 +185,6 @@ class Agent:
         """Describe this engine, and the rank it has if it has one."""
         return {
             "version": __version__,
-            "python": platform.python_version(),
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "address": self._address(),
@@ -194,7 +192,6 @@ class Agent:
             "job_rank": _job_rank(),
             "assignment": self.assignment,
             "hosts_store": self._store.is_host,
-            "groups": [one.group_desc for one in world.groups()],
         }
 
     @requests.GetHello.handler

@@ -410,25 +410,6 @@ class Cluster(Ranks):
         report(f"{self.n} ranks are ready")
         return self
 
-    def follow(self, interval: float = 0.0) -> None:
-        """Have ranks that were attached to ``briefly`` send their status from now on.
-
-        Others send it already.
-
-        Parameters
-        ----------
-        interval : float, default 0
-            Seconds between two statuses of a rank at least; 0: as often as it changes.
-
-        Raises
-        ------
-        ClusterError
-            It is closed.
-        """
-        super().follow(interval)
-        self._registry.status_interval = interval
-        self._registry.start_status()
-
     def _announce(self) -> None:
         """Have the command line find this cluster, with its present ranks."""
         launched = self._launched
@@ -438,19 +419,9 @@ class Cluster(Ranks):
         self._announcement.update(controller_pid, self._registry.slots, torch, job)
 
     @property
-    def closed(self) -> bool:
-        """Whether `shutdown` or `close` was called, or another process stopped it."""
-        return not self._open or self.ended is not None
-
-    @property
     def ended(self) -> str | None:
         """Why another process stopped the cluster; ``None`` if none did."""
         return self._announcement.ended
-
-    def _check_open(self) -> None:
-        super()._check_open()
-        if self.ended is not None:
-            raise ClusterError(self.ended)
 
     def _watch_launched(self) -> None:
         assert self._launched is not None

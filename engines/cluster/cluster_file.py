@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from rankscope import __version__
 
 from ..errors import ClusterError
-from ..wire.requests import Hello, RankAssignment
+from ..wire.requests import Hello
 from ..wire.runtime_files import RuntimeFile, runtime_path
 from ..wire.torch_environment import TorchOptions
 from .files import files_of, remove
@@ -305,17 +305,14 @@ def _notebook() -> str:
 
 
 def _hello(version: str, engine: Mapping[str, Any]) -> Hello:
-    assignment: RankAssignment = engine["assignment"]
     return {
         "version": version,
-        "python": "",
         "pid": engine["pid"],
         "host": engine["host"],
         "address": engine["address"],
         "port": engine["port"],
         "job_rank": None,
-        "assignment": assignment,
+        "assignment": engine["assignment"],
         # Unknown: a silent rank cannot tell any more.
         "hosts_store": False,
-        "groups": [],
     }

@@ -30,18 +30,14 @@ class Introspection:
         self._names: dict[int, dict[str, str]] = {}
 
     def complete(
-        self,
-        code: str,
-        cursor: int,
-        ranks: Iterable[int],
-        timeout: float = PATIENCE,
+        self, code: str, cursor: int, ranks: Iterable[int]
     ) -> dict[str, Any] | None:
         """Return a ``complete_reply`` for the place `cursor` of a cell's `code`.
 
         From the first of `ranks` that is idle; ``None`` if there is none, and if it
-        does not answer in `timeout` seconds.
+        does not answer in `PATIENCE` seconds.
         """
-        return self._call("complete", (code, cursor), ranks, timeout)
+        return self._call("complete", (code, cursor), ranks)
 
     def inspect(
         self,
@@ -50,22 +46,19 @@ class Introspection:
         detail: int,
         omitted: Sequence[str],
         ranks: Iterable[int],
-        timeout: float = PATIENCE,
     ) -> dict[str, Any] | None:
         """Return an ``inspect_reply``, as `complete` does."""
         arguments = (code, cursor, detail, list(omitted))
-        return self._call("inspect", arguments, ranks, timeout)
+        return self._call("inspect", arguments, ranks)
 
-    def names(
-        self, ranks: Iterable[int], timeout: float = NAMES_PATIENCE
-    ) -> dict[str, str]:
+    def names(self, ranks: Iterable[int]) -> dict[str, str]:
         """Return the names that cells can use on any of `ranks`; see `GetNames`.
 
-        A rank answers also while a cell runs there. Of one that does not in `timeout`
-        seconds, the names are those that it answered last.
+        A rank answers also while a cell runs there. Of one that does not in
+        `NAMES_PATIENCE` seconds, the names are those that it answered last.
         """
         posted = self._registry.post(GetNames(), ranks)
-        concurrent.futures.wait(posted.values(), timeout)
+        concurrent.futures.wait(posted.values(), NAMES_PATIENCE)
         self._names.update(Answers.of(posted).results)
         found: dict[str, str] = {}
         for rank in posted:
@@ -73,11 +66,7 @@ class Introspection:
         return found
 
     def _call(
-        self,
-        function: str,
-        arguments: tuple[Any, ...],
-        ranks: Iterable[int],
-        timeout: float,
+        self, function: str, arguments: tuple[Any, ...], ranks: Iterable[int]
     ) -> dict[str, Any] | None:
         uuid = self._idle(ranks)
         if uuid is None:
@@ -90,7 +79,7 @@ class Introspection:
             lambda _: private.discard_request(client, future.msg_id)
         )
         try:
-            reply = future.result(timeout)
+            reply = future.result(PATIENCE)
         except concurrent.futures.TimeoutError:
             return None
         if isinstance(reply, Exception):

@@ -147,19 +147,9 @@ class Job(ObservedRanks):
         return f"<Job {self.launcher!r} at {self.cluster_id}: {self.n} ranks{state}>"
 
     @property
-    def closed(self) -> bool:
-        """Whether `close` was called, or the job has ended."""
-        return not self._open or self._registry.ended is not None
-
-    @property
     def ended(self) -> str | None:
         """Why the job has ended; ``None`` while it runs."""
         return self._registry.ended
-
-    def _check_open(self) -> None:
-        super()._check_open()
-        if self._registry.ended is not None:
-            raise ClusterError(f"{self.launcher}: {self._registry.ended}")
 
     # -- what a script has not -------------------------------------------------------
 

@@ -27,7 +27,6 @@ from .profiling import (
     Profile,
     RankStacks,
     Sampling,
-    sample_ranks,
     stacks_of,
 )
 from .rank_registry import RankRegistry
@@ -122,13 +121,13 @@ class ObservedRanks:
 
     @property
     def ended(self) -> str | None:
-        """Why the ranks have ended by themselves; ``None`` while they run."""
+        """Why the ranks have ended by themselves, or another process has ended them."""
         return None
 
     @property
     def closed(self) -> bool:
-        """Whether `shutdown` or `close` was called."""
-        return not self._open
+        """Whether `shutdown` or `close` was called, or the ranks have `ended`."""
+        return not self._open or self.ended is not None
 
     @property
     def detached(self) -> bool:
@@ -138,6 +137,9 @@ class ObservedRanks:
     def _check_open(self) -> None:
         if not self._open:
             raise ClusterError(self._closed_because)
+        if self.ended is not None:
+            of = f"{self._script_name}: " if self._script_name else ""
+            raise ClusterError(f"{of}{self.ended}")
 
     def _chosen(self, ranks: Chosen) -> list[int]:
         """Return `ranks` (``None``: all); refuse once this object is closed."""
@@ -230,14 +232,8 @@ class ObservedRanks:
         ClusterError
             It is closed, there is no such rank, or none of the ranks answers.
         """
-        return sample_ranks(
-            self._observed,
-            self._chosen(ranks),
-            seconds,
-            rate=rate,
-            every=every,
-            on_progress=on_progress,
-        )
+        sampling = Sampling(self._observed, self._chosen(ranks), seconds, rate, every)
+        return sampling.wait(on_progress)
 
     def start_sampling(
         self, ranks: Chosen = None, *, seconds: float = LONGEST
@@ -336,6 +332,7 @@ class ObservedRanks:
             It is closed.
         """
         self._check_open()
+        self._observed.follow(interval)
 
     def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
         """Call ``callback(rank, summary)`` on each change, on an I/O thread.

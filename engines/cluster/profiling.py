@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import secrets
@@ -32,7 +33,6 @@ __all__ = [
     "is_cell",
     "is_users",
     "line_name",
-    "sample_ranks",
     "stacks_of",
     "without_internals",
 ]
@@ -173,11 +173,9 @@ def without_internals(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     return tuple(kept)
 
 
-def stacks_of(
-    registry: RankRegistry, ranks: Sequence[int], every: bool, timeout: float = 2.0
-) -> RankStacks:
+def stacks_of(registry: RankRegistry, ranks: Sequence[int], every: bool) -> RankStacks:
     """Return the stacks of `ranks` at this moment; of all threads with `every`."""
-    answers = registry.ask(requests.GetStacks(every), ranks, timeout)
+    answers = registry.ask(requests.GetStacks(every), ranks)
     found = {
         rank: msgspec.convert(answer["stacks"], list[Stack])
         for rank, answer in answers.results.items()
@@ -195,12 +193,9 @@ def stacks_of(
 
 
 class Sampling:
-    """Samples of the stacks of ranks that are being taken, until `take`.
+    """Samples of the stacks of ranks that are being taken, until `take` or `wait`.
 
-    Raises
-    ------
-    ValueError, ClusterError
-        As `sample_ranks`.
+    Raises what `ObservedRanks.sample` does.
     """
 
     def __init__(
@@ -226,6 +221,7 @@ class Sampling:
         started = registry.ask(request, ranks)
         #: When all had begun: one that was late to begin has its seconds, too.
         self.began = time.monotonic()
+        self._seconds = seconds
         self._ranks = list(started.results)
         self._errors = {**started.errors, **deaths(registry.slots, ranks)}
         if not self._ranks:
@@ -234,6 +230,20 @@ class Sampling:
     def stop(self) -> None:
         """End it without a result, and without waiting."""
         self._registry.post(requests.TakeSamples(self._key), self._ranks)
+
+    def wait(self, on_progress: Callable[[float], None] | None = None) -> Profile:
+        """Wait for all of its seconds, or for a `KeyboardInterrupt`; see `take`.
+
+        `on_progress` is called with the seconds so far.
+        """
+        wait, end = threading.Event(), self.began + self._seconds
+        # After an interrupt: the ranks have seen something.
+        with contextlib.suppress(KeyboardInterrupt):
+            while (left := end - time.monotonic()) > 0:
+                if on_progress is not None:
+                    on_progress(self._seconds - left)
+                wait.wait(min(left, STEP))
+        return self.take()
 
     def take(self) -> Profile:
         """End it, and return what was seen."""
@@ -245,33 +255,6 @@ class Sampling:
             raise ClusterError(group_by_message(errors))
         found = {rank: _sampled(one) for rank, one in sorted(answers.results.items())}
         return Profile(found, errors)
-
-
-def sample_ranks(
-    registry: RankRegistry,
-    ranks: Sequence[int],
-    seconds: float,
-    *,
-    rate: float = RATE,
-    every: bool = False,
-    on_progress: Callable[[float], None] | None = None,
-) -> Profile:
-    """Sample the stacks of `ranks`, `rate` times a second, for `seconds`.
-
-    A `KeyboardInterrupt` ends it early: what was seen until then is the result.
-    `on_progress` is called with the seconds so far.
-    """
-    wait = threading.Event()
-    sampling = Sampling(registry, ranks, seconds, rate, every)
-    try:
-        while (left := sampling.began + seconds - time.monotonic()) > 0:
-            if on_progress is not None:
-                on_progress(seconds - left)
-            wait.wait(min(left, STEP))
-    except KeyboardInterrupt:
-        # The ranks have seen something.
-        pass
-    return sampling.take()
 
 
 def _sampled(answer: requests.SampledStacks) -> Sampled:

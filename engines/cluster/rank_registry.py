@@ -94,6 +94,9 @@ class RankRegistry:
 
         return cancel
 
+    def follow(self, interval: float) -> None:
+        """Have the ranks send their status, if they do not; see `ObservedRanks`."""
+
     def refresh(self, older_than: float, timeout: float) -> None:
         """Request summaries of the ranks whose last one is `older_than` seconds old."""
         now = time.monotonic()

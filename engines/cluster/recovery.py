@@ -17,25 +17,9 @@ from rankscope.backends.rank_sets import name_ranks
 from ..errors import ClusterError
 from ..status import Groups, GroupStatus, find_groups
 from ..wire import ipyparallel_private as private
+from ..wire import requests
 from ..wire.answers import Answers
-from ..wire.requests import (
-    Abort,
-    AssignRank,
-    EncodedSummary,
-    ExportedGroups,
-    ExportGroups,
-    GetHello,
-    GetStoreAddress,
-    GetSummary,
-    Hello,
-    HostStore,
-    ImportGroups,
-    InitGroup,
-    IsStoreLost,
-    JoinStore,
-    Rebuild,
-    SetEnvironment,
-)
+from ..wire.requests import EncodedSummary, ExportedGroups, Hello
 from ..wire.status_codec import decode
 from ..wire.torch_environment import TorchOptions
 from . import launch, torch_start
@@ -187,7 +171,7 @@ def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
     size = len(registry.slots)
     torch = None if registry.torch is None else asdict(registry.torch)
     answers = registry.ask(
-        lambda rank: AssignRank(
+        lambda rank: requests.AssignRank(
             {"rank": rank, "world_size": size, "torch": torch},
             env[rank],
             registry.owner,
@@ -199,7 +183,7 @@ def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
     registry.advice += note_gpus(registry.slots, answers)
     others = set(registry.uuids()) - set(ranks)
     # MASTER_PORT moves with rank 0.
-    registry.ask(lambda rank: SetEnvironment(env[rank]), others).all()
+    registry.ask(lambda rank: requests.SetEnvironment(env[rank]), others).all()
 
 
 def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> None:
@@ -227,7 +211,10 @@ def find_restarted(registry: EngineRegistry) -> list[int]:
         return []
     # One that is being started, by whomever, has no agent yet and does not answer.
     channel = registry.channel
-    posted = {number: channel.post(uuid, GetHello()) for number, uuid in others.items()}
+    posted = {
+        number: channel.post(uuid, requests.GetHello())
+        for number, uuid in others.items()
+    }
     hellos = Answers.wait(
         posted, HELLO_WAIT, lambda number, late: channel.drop(others[number], late)
     ).results
@@ -239,7 +226,7 @@ def find_restarted(registry: EngineRegistry) -> list[int]:
             registry.assign(rank, holders[rank], hellos[holders[rank]])
             found.append(rank)
     if found:
-        _find_store(registry, registry.ask(GetHello()).results)
+        _find_store(registry, registry.ask(requests.GetHello()).results)
     return found
 
 
@@ -276,9 +263,9 @@ def _open_store(registry: EngineRegistry) -> None:
     """Open a store on the lowest living rank, and connect the others."""
     host, *others = sorted(registry.uuids())
     # The key is made on the host and goes over the control channel only.
-    request = HostStore(registry.address_of(host))
+    request = requests.HostStore(registry.address_of(host))
     store = registry.ask(request, [host], STORE_WAIT).all()[host]
-    registry.ask(JoinStore(**store), others, STORE_WAIT).all()
+    registry.ask(requests.JoinStore(**store), others, STORE_WAIT).all()
     registry.store_host = host
 
 
@@ -288,8 +275,8 @@ def _join_store(registry: EngineRegistry, ranks: Collection[int]) -> None:
     if host is None or host in ranks or not registry.slots[host].alive:
         _open_store(registry)
         return
-    store = registry.ask(GetStoreAddress(), [host]).all()[host]
-    registry.ask(JoinStore(**store), ranks, STORE_WAIT).all()
+    store = registry.ask(requests.GetStoreAddress(), [host]).all()[host]
+    registry.ask(requests.JoinStore(**store), ranks, STORE_WAIT).all()
 
 
 def _restore_store(registry: EngineRegistry, ranks: Iterable[int]) -> None:
@@ -302,7 +289,7 @@ def _restore_store(registry: EngineRegistry, ranks: Iterable[int]) -> None:
         _open_store(registry)
         return
     # The host too is connected to its own store, and may have lost that connection.
-    lost = registry.ask(IsStoreLost(), {host, *ranks}).all()
+    lost = registry.ask(requests.IsStoreLost(), {host, *ranks}).all()
     without = [rank for rank, is_lost in lost.items() if is_lost]
     if without:
         _join_store(registry, without)
@@ -319,7 +306,7 @@ def export_groups(
     # Of each kind, the groups as the first rank that has them describes them.
     groups: dict[str, dict[GroupKey, Any]] = {"groups": {}, "watched": {}}
     modules: dict[str, str] = {}
-    for export in registry.ask(ExportGroups(), others).all().values():
+    for export in registry.ask(requests.ExportGroups(), others).all().values():
         modules.update(export["modules"])
         for name, ranks, count in export["uses"]:
             key = GroupKey(name, tuple(ranks))
@@ -337,7 +324,7 @@ def export_groups(
 def _new_groups(registry: EngineRegistry) -> None:
     """Make the default group on every rank; add advice on unusable backends."""
     ranks: dict[tuple[str, ...], list[int]] = {}
-    request = InitGroup(registry.backend, registry.timeout)
+    request = requests.InitGroup(registry.backend, registry.timeout)
     for rank, refused in registry.ask(request).all().items():
         for refusal in refused:
             ranks.setdefault(tuple(refusal), []).append(rank)
@@ -361,11 +348,13 @@ def _resume_groups(
     """
     if exported is None:
         if registry.torch is None or registry.torch.over_rankscope:
-            registry.ask(InitGroup(registry.backend, registry.timeout), ranks).all()
+            registry.ask(
+                requests.InitGroup(registry.backend, registry.timeout), ranks
+            ).all()
         return
     if not _import_groups(registry, ranks, exported):
         return
-    registry.ask(Abort(None, reason, "the notebook"), ranks).all()
+    registry.ask(requests.Abort(None, reason, "the notebook"), ranks).all()
     _advise_on_cells(registry, ranks, exported)
 
 
@@ -380,8 +369,10 @@ def _import_groups(
     default = found.get("default")
     if default is None:
         return False
-    registry.ask(InitGroup(default["backend"], default["timeout"]), ranks).all()
-    registry.ask(ImportGroups(exported), ranks).all()
+    registry.ask(
+        requests.InitGroup(default["backend"], default["timeout"]), ranks
+    ).all()
+    registry.ask(requests.ImportGroups(exported), ranks).all()
     return True
 
 
@@ -413,7 +404,7 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
     for no such group, and for dead or silent ranks of a group, before anything is
     changed.
     """
-    answers = registry.ask(GetSummary())
+    answers = registry.ask(requests.GetSummary())
     summaries = {rank: decode(one) for rank, one in answers.results.items()}
     if not summaries:
         # No rank answered: raise the reasons.
@@ -428,7 +419,9 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
             if one.unfinished:
                 # Not made on all ranks yet: the wait is ended, and the store with it.
                 reason = f"groups are rebuilt while group {one.name!r} is made"
-                registry.ask(Abort([one.key.id], reason, "the notebook"), [rank]).all()
+                registry.ask(
+                    requests.Abort([one.key.id], reason, "the notebook"), [rank]
+                ).all()
                 continue
             known.setdefault(one.key, {})[rank] = one
     one_job = any(
@@ -457,14 +450,14 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
             # Those of torch, which a restarted rank joins, need no default group.
             left = set()
         if without - left:
-            registry.ask(ImportGroups(exported), without - left).all()
+            registry.ask(requests.ImportGroups(exported), without - left).all()
     for key in ready:
         reason = f"group {key.name!r} is being rebuilt"
-        registry.ask(Abort([key.id], reason, "the notebook"), key.ranks).all()
+        registry.ask(requests.Abort([key.id], reason, "the notebook"), key.ranks).all()
     _restore_store(registry, generations)
     watched = any(one.library for views in known.values() for one in views.values())
     rebuilt = registry.ask(
-        lambda rank: Rebuild(generations[rank]),
+        lambda rank: requests.Rebuild(generations[rank]),
         generations,
         timeout=WATCHED_WAIT if watched else 5.0,
     )

@@ -341,6 +341,11 @@ class EngineRegistry(RankRegistry):
         wanted = Subscribe(self._header, interval)
         self._record_all(self.ask(wanted, ranks))
 
+    def follow(self, interval: float) -> None:
+        """Have the ranks send their status at most every `interval` seconds."""
+        self.status_interval = interval
+        self.start_status()
+
     def refresh(self, older_than: float, timeout: float) -> None:
         """Request summaries of the ranks whose last one is `older_than` seconds old."""
         self.take_over()

@@ -88,7 +88,6 @@ class Hello(TypedDict):
     """An engine's description of itself."""
 
     version: str
-    python: str
     pid: int
     host: str
     #: The host's address in the network towards the controller.
@@ -100,7 +99,6 @@ class Hello(TypedDict):
     #: ``None`` before the engine has a rank.
     assignment: RankAssignment | None
     hosts_store: bool
-    groups: list[str]
 
 
 class GpuAnswer(TypedDict):

@@ -55,7 +55,6 @@ def ranks_html(ranks: Sequence[int]) -> str:
     )
 
 
-def fold(head: str, body: str, is_open: bool = False) -> str:
+def fold(head: str, body: str) -> str:
     """Return a part that can be opened; `head` and `body` are HTML."""
-    state = " open" if is_open else ""
-    return f"<details{state}><summary>{head}</summary>{body}</details>"
+    return f"<details><summary>{head}</summary>{body}</details>"

@@ -44,8 +44,6 @@ class RankRow(NamedTuple):
     #: How long they had been in their op, each on its own clock: ``600 s``.
     waited: str = ""
     processes: tuple[str, ...] = ()
-    #: The files that tell of them.
-    sources: tuple[str, ...] = ()
 
 
 def all_ranks(evidence: Evidence) -> range:
@@ -64,15 +62,11 @@ def rank_rows(
         alike.setdefault(_doing(one, rank in culprits, rank in waiting), []).append(
             rank
         )
-    rows = [
-        RankRow(
-            tuple(ranks),
-            doing,
-            _waited(evidence.ranks[rank] for rank in ranks if rank in evidence.ranks),
-            *_origins(evidence.ranks[rank] for rank in ranks if rank in evidence.ranks),
-        )
-        for doing, ranks in alike.items()
-    ]
+    rows = []
+    for doing, ranks in alike.items():
+        known = [evidence.ranks[rank] for rank in ranks if rank in evidence.ranks]
+        processes = [f"rank {one.rank}: {one.process}" for one in known if one.process]
+        rows.append(RankRow(tuple(ranks), doing, _waited(known), tuple(processes)))
     return sorted(rows, key=lambda row: (_MOODS.index(row.doing.mood), row.ranks))
 
 
@@ -140,10 +134,3 @@ def _waited(ranks: Iterable[RankEvidence]) -> str:
         return ""
     least, most = elapsed_text(min(seconds)), elapsed_text(max(seconds))
     return least if least == most else f"{least} – {most}"
-
-
-def _origins(ranks: Iterable[RankEvidence]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = list(ranks)
-    processes = (f"rank {one.rank}: {one.process}" for one in found if one.process)
-    sources = (one.source for one in found if one.source)
-    return tuple(processes), tuple(dict.fromkeys(sources))

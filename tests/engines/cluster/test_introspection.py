@@ -49,12 +49,12 @@ def ranks() -> Ranks:
 
 def test_the_last_known_names_hold_where_a_rank_is_silent(ranks: Ranks) -> None:
     asked = Introspection(ranks)  # type: ignore[arg-type]
-    assert asked.names([0, 1], timeout=0) == {}
+    assert asked.names([0, 1]) == {}
     ranks.answers = {0: {"x": "ndarray"}, 1: {"y": "int"}}
-    assert asked.names([0, 1], timeout=0) == {"x": "ndarray", "y": "int"}
+    assert asked.names([0, 1]) == {"x": "ndarray", "y": "int"}
     ranks.answers = {0: {"z": "int"}}
-    assert asked.names([0, 1], timeout=0) == {"z": "int", "y": "int"}
-    assert asked.names([0], timeout=0) == {"z": "int"}
+    assert asked.names([0, 1]) == {"z": "int", "y": "int"}
+    assert asked.names([0]) == {"z": "int"}
 
 
 @pytest.mark.parametrize("state", ["busy", "silent", "dead", "unknown"])

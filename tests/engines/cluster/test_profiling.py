@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from rankscope.backends.observe.stacks import ThreadStacks
-from rankscope.engines.cluster.profiling import sample_ranks
+from rankscope.engines.cluster.profiling import Sampling
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.wire import requests
 from rankscope.engines.wire.answers import Answers
@@ -35,6 +35,6 @@ class SlowToBegin:
 
 def test_a_rank_that_begins_late_is_sampled_as_long_as_was_asked() -> None:
     registry = cast(RankRegistry, SlowToBegin())
-    profile = sample_ranks(registry, [0], SECONDS)
+    profile = Sampling(registry, [0], SECONDS).wait()
     # The thread that samples gets going a moment after the answer.
     assert profile.seconds > SECONDS / 2
