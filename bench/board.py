@@ -20,8 +20,7 @@ from rankscope.engines.agent.publisher import MIN_INTERVAL
 from rankscope.engines.cluster.profiling import Sampling
 from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.cluster.registry import interval_of
-from rankscope.engines.status import GroupStatus, OpStatus, Summary
-from rankscope.engines.wire.status_codec import decode, encode
+from rankscope.engines.status import GroupStatus, OpStatus, Summary, decode, encode
 from rankscope.widgets.board.feed import BoardFeed
 from rankscope.widgets.board.model import BoardModel
 

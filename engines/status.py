@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
+
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus, OpStatus, check_bytes
 from rankscope.backends.observe.verdicts import Verdict
@@ -22,6 +24,8 @@ __all__ = [
     "RankStatus",
     "Summary",
     "advice_of",
+    "decode",
+    "encode",
     "find_groups",
     "name_groups",
     "no_hang",
@@ -86,7 +90,7 @@ def name_groups(names: str | Iterable[str] | None) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a rank reports about itself, a record on the wire; see `wire.status_codec`.
+    """What a rank reports about itself, a record on the wire; see `decode`.
 
     All has a default: nothing is known of a rank that has reported nothing yet.
     """
@@ -143,6 +147,24 @@ class Summary:
 
 #: The summary of a rank before its first one.
 NOTHING_REPORTED = Summary()
+
+# A limit that is infinite is encoded as null.
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Summary)
+
+
+def encode(summary: Summary) -> str:
+    """Return a summary for the wire."""
+    return _encoder.encode(summary).decode()
+
+
+def decode(text: str | bytes) -> Summary:
+    """Return the summary that `text`, of another process, has.
+
+    It may contain anything: every field is checked here, once, against its type in
+    `Summary`. Raises `ValueError`, which names the field that is not what it should be.
+    """
+    return _decoder.decode(text)
 
 
 @dataclass(frozen=True, kw_only=True)

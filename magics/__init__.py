@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rankscope.engines.wire.ipykernel_private import send_replies_through_stream
@@ -47,9 +48,8 @@ def load_ipython_extension(ip: Any) -> None:
     ip.register_magic_function(
         _with_help(magics.distributed_line, DISTRIBUTED), "line", DISTRIBUTED.name
     )
-    ip.register_magic_function(
-        _parsing(magics.mode_cell, DISTRIBUTED), "cell", MODE_CELL
-    )
+    mode_cell = partial(magics.distributed, in_mode=True)
+    ip.register_magic_function(_parsing(mode_cell, DISTRIBUTED), "cell", MODE_CELL)
     magics.mode.install()
     _modes.append(magics.mode)
     ip.Completer.custom_matchers.append(matcher(ip, magics.mode))

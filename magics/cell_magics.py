@@ -35,17 +35,9 @@ class CellMagics:
         self.mode = CellMode(shell)
 
     def distributed(
-        self, command: Command, values: Values, cell: str
-    ) -> BackgroundCell | None:
-        """Run the cell on the ranks."""
-        return self._run(command, values, cell)
-
-    #: Run the cell on some ranks.
-    rank = distributed
-
-    def _run(
         self, command: Command, values: Values, cell: str, in_mode: bool = False
     ) -> BackgroundCell | None:
+        """Run the cell on the ranks; `in_mode`: it has no magic (``%dist_mode on``)."""
         cluster, ranks = self._chosen(command, values)
         if values["background"] and values["output"] is not None:
             command.fail("-o waits for the values: leave out --async")
@@ -78,6 +70,9 @@ class CellMagics:
                 findings = located(late.findings(), sampling.take())
                 print(lateness_text(late.groups(), findings))
         return found
+
+    #: Run the cell on some ranks.
+    rank = distributed
 
     def _follow(
         self, cluster: Cluster, values: Values, execution: Execution, heading: str
@@ -148,12 +143,6 @@ class CellMagics:
             print("cells run in the notebook; those with %%distributed on the ranks")
         else:
             print(f"cells run on the ranks: %%distributed {self.mode.options}".rstrip())
-
-    def mode_cell(
-        self, command: Command, values: Values, cell: str
-    ) -> BackgroundCell | None:
-        """Run a cell that has no magic on the ranks, in ``%dist_mode on``."""
-        return self._run(command, values, cell, in_mode=True)
 
     def distributed_line(self, line: str) -> None:
         """Answer ``%distributed --help``; refuse the rest: the magic needs a cell."""

@@ -8,21 +8,9 @@ from rankscope.backends.observe.verdicts import Absence, Verdict, Waiting
 from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 
+from . import wait_shapes as shapes
 from .wait_graph import wait_graph
-from .wait_shapes import (
-    GAP,
-    LETTER,
-    Node,
-    clipped,
-    edge_of,
-    half_of,
-    labels,
-    line,
-    number,
-    outline,
-    svg,
-    text,
-)
+from .wait_shapes import GAP, LETTER, Node
 
 __all__ = ["absence_graph", "in_fold", "picture_of"]
 
@@ -59,7 +47,7 @@ def absence_graph(waits: tuple[Waiting, ...], absent: tuple[Absence, ...]) -> st
     """Return a picture of ranks that wait for ranks that are missing; see `Verdict`."""
     if not waits or not absent:
         return ""
-    edges = [edge_of(one.op, one.group) for one in waits[:MOST]]
+    edges = [shapes.edge_of(one.op, one.group) for one in waits[:MOST]]
     waiting = [_node(one.ranks) for one in waits[:MOST]]
     missing = [_node(one.ranks, dashed=True) for one in absent[:MOST]]
     middle = max(len(waiting), len(missing)) / 2
@@ -79,30 +67,30 @@ def absence_graph(waits: tuple[Waiting, ...], absent: tuple[Absence, ...]) -> st
     others, right = [], end
     for y, node, edge in zip(starts, waiting, edges, strict=True):
         place = (node.half, y)
-        red.append(outline(place, node))
+        red.append(shapes.outline(place, node))
         others += [
-            number(place, node),
-            labels(edge, ((begin + bend) / 2, y), "middle", 0),
+            shapes.number(place, node),
+            shapes.labels(edge, ((begin + bend) / 2, y), "middle", 0),
         ]
     for y, node, one in zip(ends, missing, absent, strict=False):
         place = (end + GAP + node.half, y)
         red += [
-            line(f"M{bend:g} {y:g}H{end:g}", (end, y), (1.0, 0.0)),
-            outline(place, node),
+            shapes.line(f"M{bend:g} {y:g}H{end:g}", (end, y), (1.0, 0.0)),
+            shapes.outline(place, node),
         ]
-        where = clipped(one.where, _WHERE)
+        where = shapes.clipped(one.where, _WHERE)
         others += [
-            number(place, node),
-            text(where, end + 2 * half + 4 * GAP, y + 4, "start", quiet=True),
+            shapes.number(place, node),
+            shapes.text(where, end + 2 * half + 4 * GAP, y + 4, "start", quiet=True),
         ]
         right = max(right, end + 2 * half + 4 * GAP + len(where) * LETTER)
     bottom = middle * 2 * _ROW
     left_out = _left_out(waits, absent)
     if left_out:
-        others.append(text(left_out, 0, bottom + 8, "start", quiet=True))
+        others.append(shapes.text(left_out, 0, bottom + 8, "start", quiet=True))
         bottom += 14
     ranks = [rank for one in absent for rank in one.ranks]
-    return svg(
+    return shapes.svg(
         f"ranks wait for {name_ranks(ranks)}",
         _told(waits, absent),
         (-2, 0, right + 2, bottom),
@@ -137,7 +125,7 @@ def _node(ranks: tuple[int, ...], dashed: bool = False) -> Node:
     told = format_ranks(ranks, "–")
     if len(told) > _NAME:
         told = f"{len(ranks)} ranks"
-    return Node(told, half_of(told), dashed)
+    return Node(told, shapes.half_of(told), dashed)
 
 
 def _y(place: int, count: int, middle: float) -> float:

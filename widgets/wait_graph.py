@@ -12,23 +12,8 @@ from collections.abc import Sequence
 from rankscope.backends.observe.verdicts import WaitFor
 from rankscope.backends.printable import printable
 
-from .wait_shapes import (
-    GAP,
-    HALF,
-    LETTER,
-    Edge,
-    Node,
-    Point,
-    clipped,
-    edge_of,
-    half_of,
-    labels,
-    line,
-    number,
-    outline,
-    svg,
-    text,
-)
+from . import wait_shapes as shapes
+from .wait_shapes import GAP, HALF, LETTER, Edge, Node, Point
 
 __all__ = ["told", "wait_graph"]
 
@@ -78,28 +63,28 @@ def wait_graph(cycle: tuple[WaitFor, ...]) -> str:
     left, right = _width(places, nodes, edges, len(legend) * LETTER)
     top, below = (-58, 74) if len(nodes) == 2 else (-20, 36)
     bottom = max(y for _, y in places) + below
-    return svg(
+    return shapes.svg(
         f"{len(cycle)} ranks wait for each other",
         told(cycle),
         (left, top, right, bottom + 10),
-        [*(arrow for arrow, _ in arrows), *(outline(*one) for one in ends)],
+        [*(arrow for arrow, _ in arrows), *(shapes.outline(*one) for one in ends)],
         [
             *(names for _, names in arrows),
-            *(number(*one) for one in ends),
-            text(legend, (left + right) / 2, bottom, "middle", quiet=True),
+            *(shapes.number(*one) for one in ends),
+            shapes.text(legend, (left + right) / 2, bottom, "middle", quiet=True),
         ],
     )
 
 
 def _shown(cycle: Sequence[WaitFor]) -> tuple[list[Node], list[Edge]]:
     shared = len({one.group for one in cycle}) == 1
-    nodes = [Node(str(one.rank), half_of(str(one.rank))) for one in cycle]
-    edges = [edge_of(one.op, "" if shared else one.group) for one in cycle]
+    nodes = [Node(str(one.rank), shapes.half_of(str(one.rank))) for one in cycle]
+    edges = [shapes.edge_of(one.op, "" if shared else one.group) for one in cycle]
     if len(cycle) > MOST:
         # The op of the last rank that is left out leads to the last one.
         left = len(cycle) - MOST + 1
         gap = f"{left} more"
-        nodes[MOST - 2 : -1] = [Node(gap, half_of(gap), dashed=True)]
+        nodes[MOST - 2 : -1] = [Node(gap, shapes.half_of(gap), dashed=True)]
         edges[MOST - 2 : -2] = []
     return nodes, edges
 
@@ -179,20 +164,22 @@ def _arrow(
         tip = tip[0] / length, tip[1] / length
         path = f"M{x:.1f} {y:.1f}Q{middle:.1f} {bend} {to_x:.1f} {to_y:.1f}"
         label = (middle, -32.0 if side < 0 else 39.0)
-        return line(path, (to_x, to_y), tip), labels(edge, label, "middle", side)
+        return shapes.line(path, (to_x, to_y), tip), shapes.labels(
+            edge, label, "middle", side
+        )
     x, y = _leave(start, source, across, down)
     to_x, to_y = _leave(end, target, -across, -down)
     path = f"M{x:.1f} {y:.1f}L{to_x:.1f} {to_y:.1f}"
     middle, height = (x + to_x) / 2, (y + to_y) / 2
-    arrow = line(path, (to_x, to_y), (across, down))
+    arrow = shapes.line(path, (to_x, to_y), (across, down))
     if not down:
-        return arrow, labels(edge, (middle, height), "middle", 0)
+        return arrow, shapes.labels(edge, (middle, height), "middle", 0)
     # Of a rectangle inside, where there is room; of a triangle outside.
     outside = across != 0
     right = (down > 0) == outside
     beside = _SLANTED if outside else 10
     x = middle + (beside if right else -beside)
-    return arrow, labels(edge, (x, height), "start" if right else "end", None)
+    return arrow, shapes.labels(edge, (x, height), "start" if right else "end", None)
 
 
 def _leave(place: Point, node: Node, across: float, down: float) -> Point:
@@ -205,5 +192,5 @@ def _legend(cycle: Sequence[WaitFor]) -> str:
     groups = {one.group for one in cycle}
     about = "rank → the rank that it waits for"
     if len(groups) == 1:
-        about += f", all in group {clipped(groups.pop())}"
+        about += f", all in group {shapes.clipped(groups.pop())}"
     return about

@@ -21,9 +21,9 @@ from .execution import Execution
 
 __all__ = [
     "Bench",
-    "BenchRequest",
     "BenchResult",
     "BenchRow",
+    "code_of",
 ]
 
 
@@ -176,36 +176,19 @@ def _row(parts: Sequence[Mapping[str, Any]]) -> BenchRow:
     )
 
 
-@dataclass(frozen=True)
-class BenchRequest:
-    """The arguments of a benchmark; see `Ranks.bench`."""
+def code_of(
+    ranks: int, *, backends: Sequence[str], device: str | None, **wanted: Any
+) -> str:
+    """Return the cell that measures what is `wanted`; see `agent.benchmark`.
 
-    op: str
-    sizes: Sequence[int]
-    backends: Sequence[str]
-    dtype: str
-    device: str | None
-    iterations: int
-    warmup: int
-
-    def check(self, ranks: int) -> None:
-        """Raise `ValueError` for arguments that a group of `ranks` ranks refuses."""
-        check_benchmark(
-            self.op, self.sizes, self.dtype, ranks, self.iterations, self.warmup
-        )
-        for name in self.backends:
-            _check_backend(name, self.device)
-
-    @property
-    def code(self) -> str:
-        """The cell that carries out the request; see `agent.benchmark`."""
-        arguments = {one.name: getattr(self, one.name) for one in fields(self)}
-        return call_of("benchmark", "measure_on_rank", arguments)
-
-    @property
-    def row_count(self) -> int:
-        """The number of rows of the result."""
-        return len(self.sizes) * max(1, len(self.backends))
+    The arguments are those of `Ranks.bench`. Raises `ValueError` for some that a group
+    of `ranks` ranks refuses.
+    """
+    check_benchmark(ranks=ranks, **wanted)
+    for name in backends:
+        _check_backend(name, device)
+    arguments = {"backends": [*backends], "device": device, **wanted}
+    return call_of("benchmark", "measure_on_rank", arguments)
 
 
 def _check_backend(name: str, device: str | None) -> None:

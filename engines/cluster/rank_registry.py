@@ -10,10 +10,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..status import Summary
+from ..status import Summary, decode
 from ..wire.answers import Answers
 from ..wire.requests import EncodedSummary, GetSummary, Request
-from ..wire.status_codec import decode
 from .rank_slots import RankSlot
 
 __all__ = ["RankRegistry"]

@@ -23,7 +23,7 @@ from ..wire.engine_code import call_of
 from ..wire.message_types import CELL_VALUE
 from . import recovery
 from . import variables as variables_
-from .benching import Bench, BenchRequest, BenchRow
+from .benching import Bench, BenchRow, code_of
 from .cells import CellRunner
 from .crash import CRASHES, cause_of_crash
 from .execution import Execution
@@ -285,19 +285,19 @@ class Ranks(ObservedRanks):
             name.
         """
         self._check_open()
-        request = BenchRequest(
+        found = parse_sizes(sizes) if isinstance(sizes, str) else list(sizes)
+        code = code_of(
+            len(self._ids(self._find_groups(group or DEFAULT))),
             op=op,
-            sizes=parse_sizes(sizes) if isinstance(sizes, str) else list(sizes),
-            backends=list(backends),
+            sizes=found,
+            backends=backends,
             dtype=dtype,
             device=device,
             iterations=iterations,
             warmup=warmup,
         )
-        members = self._ids(self._find_groups(group or DEFAULT))
-        request.check(len(members))
-        execution = self.execute(request.code, group=group or DEFAULT, cell=cell)
-        return Bench(execution, request.row_count, on_row)
+        execution = self.execute(code, group=group or DEFAULT, cell=cell)
+        return Bench(execution, len(found) * max(1, len(backends)), on_row)
 
     # -- variables ---------------------------------------------------------
 

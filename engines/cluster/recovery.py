@@ -15,12 +15,11 @@ from rankscope.backends.interface.registry import registered_by_cells
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
-from ..status import Groups, GroupStatus, find_groups
+from ..status import Groups, GroupStatus, decode, find_groups
 from ..wire import ipyparallel_private as private
 from ..wire import requests
 from ..wire.answers import Answers
 from ..wire.requests import EncodedSummary, ExportedGroups, Hello
-from ..wire.status_codec import decode
 from ..wire.torch_environment import TorchOptions
 from . import launch, torch_start
 from .installation import install_agents

@@ -67,7 +67,7 @@ A = TypeVar("A")
 R = TypeVar("R", bound="Request[Any]")
 S = TypeVar("S")
 
-#: What a rank reports about itself (`status.Summary`); see `status_codec`.
+#: What a rank reports about itself (`status.Summary`), encoded.
 EncodedSummary = str
 #: What `World.export_groups` returns.
 ExportedGroups = dict[str, Any]

@@ -10,9 +10,8 @@ from typing import Any
 
 from rankscope.backends.groups.world import world
 
-from ..status import Summary
+from ..status import Summary, encode
 from .requests import EncodedSummary
-from .status_codec import encode
 
 __all__ = ["CpuClock", "LineClock", "SummaryWriter"]
 

@@ -19,8 +19,14 @@ from rankscope.engines.cluster.rank_slots import (
     check_ranks,
     environment,
 )
-from rankscope.engines.status import GroupStatus, OpStatus, Summary, name_groups
-from rankscope.engines.wire.status_codec import decode, encode
+from rankscope.engines.status import (
+    GroupStatus,
+    OpStatus,
+    Summary,
+    decode,
+    encode,
+    name_groups,
+)
 
 OP = OpStatus("all_reduce", 4, source="cell 7 line 3")
 GROUP = GroupStatus(

@@ -10,8 +10,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.chrome_trace import chrome_trace
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work.flight_recorder import recorder
-from rankscope.engines.status import Summary
-from rankscope.engines.wire.status_codec import decode, encode
+from rankscope.engines.status import Summary, decode, encode
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
 from tests.backends.gpu_ranks import Rank, Ranks

@@ -14,11 +14,10 @@ from rankscope.engines import Cluster
 from rankscope.engines.cluster.job_registry import JobRegistry
 from rankscope.engines.cluster.rank_registry import RankRegistry
 from rankscope.engines.cluster.rank_slots import RankSlot
-from rankscope.engines.status import Summary
+from rankscope.engines.status import Summary, decode, encode
 from rankscope.engines.wire.answers import Answers
 from rankscope.engines.wire.job_channel import status_key
 from rankscope.engines.wire.requests import GetSummary, Request
-from rankscope.engines.wire.status_codec import decode, encode
 
 
 class Ranks(RankRegistry):
