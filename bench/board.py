@@ -208,7 +208,7 @@ def _feed(
         # As a comm does: into JSON, and away.
         sent.append((time.monotonic() - began, json.loads(json.dumps(message))))
 
-    feed = BoardFeed(ranks, send, lambda: None)
+    feed = BoardFeed(ranks, send, lambda: None)  # type: ignore[arg-type]
     feed.watch("bench")
     pace = threading.Event()
     used, began = time.process_time(), time.monotonic()
@@ -239,7 +239,8 @@ def _frames(
     ranks = Ranks(size)
     for rank in range(size):
         ranks.receive(rank, status_message(rank, 0, size))
-    snapshot = BoardFeed(ranks, lambda message: None, lambda: None).full()
+    feed = BoardFeed(ranks, lambda message: None, lambda: None)  # type: ignore[arg-type]
+    snapshot = feed.full()
     # Its numbers go on from those of the snapshot.
     first = snapshot["v"] + 1
     played = [

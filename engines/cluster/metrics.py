@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,8 +27,9 @@ from rankscope.backends.work.op_type import OpType, busbw
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, GroupStatus, RankStatus, Summary
-from .diagnosing import STATUS_INTERVAL, Diagnosable, StallWatch
-from .lateness import Recorded, take
+from .diagnosing import STATUS_INTERVAL, StallWatch
+from .lateness import take
+from .observed_ranks import ObservedRanks
 from .spans import Spans
 
 __all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
@@ -49,19 +50,6 @@ LONGEST = 80
 _STATES = ("idle", "busy", "unreachable", "dead")
 _PER_RANK = ("group", "rank")
 _PER_OP = (*_PER_RANK, "op")
-
-
-class Scraped(Recorded, Diagnosable, Protocol):
-    """The calls of a cluster that its metrics need."""
-
-    def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus:
-        """Return the status of all ranks."""
-
-    def follow(self, interval: float = ...) -> None:
-        """Have the ranks send their status at most every `interval` seconds."""
-
-    def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
-        """Call ``callback(rank, summary)`` on each change."""
 
 
 class Events:
@@ -103,7 +91,7 @@ class Events:
 class ClusterCollector(Collector):
     """What a scrape of `cluster` finds; `events` is what has happened before."""
 
-    def __init__(self, cluster: Scraped, events: Events) -> None:
+    def __init__(self, cluster: ObservedRanks, events: Events) -> None:
         self._cluster, self._events = cluster, events
         self._lateness = Lateness()
         # Two programs may scrape at the same time.
@@ -138,7 +126,9 @@ class MetricsServer:
     `spans` hear of the hangs, and end with it. Raises `OSError` if the port is taken.
     """
 
-    def __init__(self, cluster: Scraped, port: int, spans: Spans | None = None) -> None:
+    def __init__(
+        self, cluster: ObservedRanks, port: int, spans: Spans | None = None
+    ) -> None:
         events, registry = Events(), CollectorRegistry()
         registry.register(ClusterCollector(cluster, events))
         self._server, self._thread = start_http_server(port, ADDRESS, registry)

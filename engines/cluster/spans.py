@@ -11,28 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rankscope import __version__
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
 
 from ..status import ClusterStatus, GroupStatus, OpStatus, Summary
+from .observed_ranks import ObservedRanks
 
 __all__ = ["Spans", "spans_if_installed"]
 
 #: Seconds that the end waits for an exporter.
 _END_WAIT = 2.0
-
-
-class Observed(Protocol):
-    """The calls of a cluster that are needed here."""
-
-    def glance(self) -> ClusterStatus:
-        """Return the last known status: it has since when ranks wait."""
-
-    def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
-        """Call ``callback(rank, summary)`` on each change."""
 
 
 class Spans:
@@ -49,7 +40,7 @@ class Spans:
     `tracer` is one of OpenTelemetry.
     """
 
-    def __init__(self, cluster: Observed, tracer: Any) -> None:
+    def __init__(self, cluster: ObservedRanks, tracer: Any) -> None:
         self._cluster, self._tracer = cluster, tracer
         # Op that hangs → its span.
         self._stalls: dict[tuple[GroupKey, int], Any] = {}
@@ -155,7 +146,7 @@ class Spans:
         self._aborts[key] = generation, span
 
 
-def spans_if_installed(cluster: Observed) -> Spans | None:
+def spans_if_installed(cluster: ObservedRanks) -> Spans | None:
     """Return `Spans` where OpenTelemetry's API is installed."""
     try:
         from opentelemetry import trace

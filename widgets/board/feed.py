@@ -11,18 +11,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rankscope.backends.observe.lateness import GroupLateness
 from rankscope.backends.observe.verdicts import Verdict
-from rankscope.engines import ClusterError, ClusterStatus
-from rankscope.engines.cluster.lateness import Recorded
+from rankscope.engines import ClusterError, ObservedRanks
 from rankscope.engines.status import Summary
 
 from .late import LateWatch
 from .model import BoardModel, Message
 
-__all__ = ["BoardFeed", "WatchedCluster"]
+__all__ = ["BoardFeed"]
 
 T = TypeVar("T")
 
@@ -48,30 +47,6 @@ NEVER_SETTLED = 15.0
 ANSWER = 0.3
 
 
-class WatchedCluster(Recorded, Protocol):
-    """The calls of a cluster that the feed needs."""
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def detached(self) -> bool: ...
-
-    @property
-    def ended(self) -> str | None: ...
-
-    def glance(self, ranks: Iterable[int] | None = None) -> ClusterStatus: ...
-
-    def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus: ...
-
-    def subscribe(
-        self, callback: Callable[[int, Summary], None]
-    ) -> Callable[[], None]: ...
-
-
 class BoardFeed:
     """Keeps a `BoardModel` up to date for viewers, and sends what changes.
 
@@ -86,7 +61,7 @@ class BoardFeed:
 
     def __init__(
         self,
-        cluster: WatchedCluster,
+        cluster: ObservedRanks,
         send: Callable[[Message], None],
         settled: Callable[[], None],
         pages_blocked: Callable[[], bool] = lambda: False,

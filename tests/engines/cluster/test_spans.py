@@ -49,7 +49,7 @@ def exporter() -> InMemorySpanExporter:
 def made(exporter: InMemorySpanExporter) -> Iterator[tuple[Ranks, Spans]]:
     provider, ranks = TracerProvider(), Ranks()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    spans = Spans(ranks, provider.get_tracer("test"))
+    spans = Spans(ranks, provider.get_tracer("test"))  # type: ignore[arg-type]
     yield ranks, spans
     spans.close()
     assert not ranks.callbacks
@@ -157,7 +157,7 @@ def test_a_slow_exporter_delays_nobody_who_reports(
 
 
 def test_without_an_sdk_the_api_makes_spans_that_go_nowhere() -> None:
-    spans = spans_if_installed(Ranks())
+    spans = spans_if_installed(Ranks())  # type: ignore[arg-type]
     assert spans is not None
     spans.note_verdicts(simulated.hang(4, 2)[1])
     spans.close()

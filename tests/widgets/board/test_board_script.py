@@ -93,7 +93,7 @@ class TestWords:
                 return lambda: None
 
         job = Job()
-        feed = BoardFeed(job, lambda message: None, lambda: None)
+        feed = BoardFeed(job, lambda message: None, lambda: None)  # type: ignore[arg-type]
         feed.refresh()
         job.ended = ended
         feed.close()

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines import ClusterStatus
+from rankscope.engines import ClusterStatus, ObservedRanks
 from rankscope.engines.status import Summary
 from rankscope.widgets.board import feed as of_feed
-from rankscope.widgets.board.feed import BoardFeed, WatchedCluster
+from rankscope.widgets.board.feed import BoardFeed
 from tests.widgets import simulated, statuses
 
 
@@ -57,7 +57,7 @@ class _Saved:
         self.ranks.take()
         self.reports: list[str] = []
         self.feed = BoardFeed(
-            cast(WatchedCluster, self.ranks), lambda message: None, self._report
+            cast(ObservedRanks, self.ranks), lambda message: None, self._report
         )
         self.feed._late.look = lambda issued, now: None  # type: ignore[method-assign]
         self.feed.watch("page")
@@ -108,7 +108,7 @@ def test_the_end_of_a_cell_is_reported_at_once_where_no_page_shows_it() -> None:
     ranks, reports = _Ranks(), []
     ranks.take(state="busy", cell=7)
     feed = BoardFeed(
-        cast(WatchedCluster, ranks),
+        cast(ObservedRanks, ranks),
         lambda message: None,
         lambda: reports.append(feed.model.banner().title),
     )
