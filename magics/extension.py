@@ -16,7 +16,6 @@ from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
 from rankscope.engines.cluster.cluster_file import cluster_files
-from rankscope.engines.cluster.hosts import LOST_AFTER
 from rankscope.engines.cluster.preconditions import check_folder
 from rankscope.engines.cluster.slurm import submission
 from rankscope.engines.status import name_groups
@@ -415,31 +414,17 @@ class RankscopeMagics(CellMagics):
 
 
 def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
-    common = {
-        "profile": values["profile"],
-        "cluster_id": values["cluster_id"],
-        "backend": values["backend"],
-        "timeout": values["timeout"],
-        "torch": values["torch"] or False,
-        "progress": progress,
+    """Start, or attach to, what ``%dist_init`` names: its options are the parameters.
+
+    Those that were not given have the defaults of Python.
+    """
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not None and value is not False and name != "metrics"
     }
-    if not starts(values):
-        return Cluster.attach(connection_file=values["connection_file"], **common)
-    return Cluster.start(
-        values["n"],
-        hosts=values["hosts"],
-        slurm=False if values["slurm"] is None else values["slurm"],
-        remote_python=values["remote_python"],
-        interface=values["interface"],
-        start_timeout=values["start_timeout"] or 120,
-        lost_after=values["lost_after"] or LOST_AFTER,
-        engines=values["engines"],
-        keep=values["keep"],
-        devices=values["devices"] or (),
-        share_gpu=values["share_gpu"],
-        force=values["force"],
-        **common,
-    )
+    make = Cluster.start if starts(values) else Cluster.attach
+    return make(**given, progress=progress)
 
 
 def _attach(values: Values, progress: Callable[[str], None]) -> Cluster | Job:

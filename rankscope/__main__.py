@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rankscope import __version__
 from rankscope.backends.printable import print_anywhere
-from rankscope.command_output import FAILED, say
+from rankscope.command_output import fail
 
 __all__ = ["command_parser", "main"]
 
@@ -243,8 +243,7 @@ def _run(values: argparse.Namespace) -> int:
         values.cluster = values.paths[0] if values.paths else None
         for option in ("json", "html", "trace"):
             if getattr(values, option):
-                say(f"rankscope diagnose: {_only(option)}", file=sys.stderr)
-                return FAILED
+                return fail("diagnose", _only(option))
     from rankscope import terminal
 
     return terminal.run(values)

@@ -17,7 +17,7 @@ from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.py_spy import PySpyError, find_py_spy
 from rankscope.backends.attach.read import find_spawned, look
 from rankscope.backends.hang_report.rank_parts import rank_parts
-from rankscope.command_output import DONE, FAILED, HANGS, say
+from rankscope.command_output import DONE, FAILED, HANGS, fail, say
 from rankscope.widgets.report.page import write_page
 
 __all__ = ["run", "run_watched", "watched_jobs"]
@@ -32,13 +32,13 @@ INTERRUPTED = 130
 def run(values: argparse.Namespace) -> int:
     """Diagnose processes that run; return the exit status."""
     if (wrong := _wrong(values)) is not None:
-        return _fail(wrong)
+        return fail("diagnose", wrong)
     try:
         return _run(values)
     except OSError as error:
-        return _fail(str(error))
+        return fail("diagnose", error)
     except KeyboardInterrupt:
-        say("rankscope diagnose: interrupted", file=sys.stderr)
+        fail("diagnose", "interrupted")
         return INTERRUPTED
 
 
@@ -73,11 +73,6 @@ def _wrong(values: argparse.Namespace) -> str | None:
     return None
 
 
-def _fail(text: str) -> int:
-    say(f"rankscope diagnose: {text}", file=sys.stderr)
-    return FAILED
-
-
 def _run(values: argparse.Namespace) -> int:
     table = read_table()
     py_spy = _py_spy()
@@ -96,7 +91,7 @@ def _py_spy() -> str | None:
         return find_py_spy()
     except PySpyError as error:
         # The jobs, and what NCCL tells of them, are of use without stacks.
-        _fail(str(error))
+        fail("diagnose", error)
         return None
 
 
@@ -110,7 +105,7 @@ def _tell(
     looks = look(jobs, py_spy, _Progress(count), [rank_parts])
     if values.html is not None and looks:
         if len(looks) != 1:
-            return _fail(_one_page(looks))
+            return fail("diagnose", _one_page(looks))
         _write_page(looks[0], values.html)
     if values.json:
         print(as_json(looks, problems))
@@ -120,14 +115,14 @@ def _tell(
             if (hint := _hint(one)) is not None:
                 say(f"  {hint}")
     for problem in problems:
-        _fail(problem)
+        fail("diagnose", problem)
     if not looks:
-        return FAILED if problems else _fail(_NONE)
+        return FAILED if problems else fail("diagnose", _NONE)
     if any(one.report.verdicts for one in looks):
         return HANGS
     if not all(one.has_records for one in looks):
         if not values.json:
-            _fail("stacks do not tell whether an op hangs: no verdict")
+            fail("diagnose", "stacks do not tell whether an op hangs: no verdict")
         return FAILED
     return DONE
 

@@ -15,7 +15,7 @@ from rankscope.backends.post_mortem.report import Report, examine
 from rankscope.backends.post_mortem.texts import KINDS
 from rankscope.backends.post_mortem.trace import trace
 from rankscope.backends.printable import printable
-from rankscope.command_output import DONE, FAILED, HANGS, say
+from rankscope.command_output import DONE, FAILED, HANGS, fail, say
 from rankscope.widgets.lateness_text import late_tables
 from rankscope.widgets.report.page import write_page
 
@@ -27,14 +27,12 @@ def run(values: argparse.Namespace) -> int:
     missing = [path for path in values.paths if not os.path.lexists(path)]
     if missing:
         names = ", ".join(map(repr, missing))
-        say(f"rankscope diagnose: no such file or folder: {names}", file=sys.stderr)
-        return FAILED
+        return fail("diagnose", f"no such file or folder: {names}")
     report = examine(values.paths, times=values.trace is not None)
     try:
         _write(report, values)
     except OSError as error:
-        say(f"rankscope diagnose: {error}", file=sys.stderr)
-        return FAILED
+        return fail("diagnose", error)
     if values.json:
         print(report.as_json())
     else:
@@ -44,9 +42,7 @@ def run(values: argparse.Namespace) -> int:
     if report.verdicts:
         return HANGS
     if not any(one.recorded for one in report.evidence.ranks.values()):
-        if not values.json:
-            say(f"rankscope diagnose: {_found_nothing(report)}", file=sys.stderr)
-        return FAILED
+        return FAILED if values.json else fail("diagnose", _found_nothing(report))
     return DONE
 
 

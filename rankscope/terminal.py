@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.observe.verdicts import on_groups
 from rankscope.backends.rank_sets import name_ranks
-from rankscope.command_output import DONE, FAILED, HANGS, say
+from rankscope.command_output import DONE, FAILED, HANGS, fail, say
 from rankscope.engines import ClusterError
 from rankscope.engines.cluster.cluster_file import (
     ClusterFile,
@@ -234,8 +234,8 @@ def _top(one: Running, values: argparse.Namespace) -> int:
     failed = app.run()
     app.close()
     if failed is not None:
-        say(f"rankscope top: {failed}", file=sys.stderr)
-    return FAILED if failed is not None or app.return_code else DONE
+        return fail("top", failed)
+    return FAILED if app.return_code else DONE
 
 
 def _no_top(values: argparse.Namespace) -> str | None:
@@ -264,8 +264,7 @@ COMMANDS: dict[str, Callable[[Cluster | Job, argparse.Namespace], int]] = {
 def run(values: argparse.Namespace) -> int:
     """Run the command of parsed arguments; return its exit status."""
     if values.command == "top" and (why := _no_top(values)) is not None:
-        say(f"rankscope top: {why}", file=sys.stderr)
-        return FAILED
+        return fail("top", why)
     there = running()
     found = [
         one for one in there if values.cluster is None or one.is_called(values.cluster)
@@ -278,8 +277,7 @@ def run(values: argparse.Namespace) -> int:
         with found[0].attach(values.command != "metrics") as cluster:
             return COMMANDS[values.command](cluster, values)
     except (ClusterError, TimeoutError, OSError, ValueError) as error:
-        say(f"rankscope {values.command}: {error}", file=sys.stderr)
-        return FAILED
+        return fail(values.command, error)
 
 
 def _not_one(
@@ -306,9 +304,7 @@ def _not_one(
     elif values.cluster is not None:
         why = f"several clusters are called {values.cluster!r}"
     listed = _table(found or there)
-    text = f"rankscope {values.command}: {why}" + (f"\n{listed}" if listed else "")
-    say(text, file=sys.stderr)
-    return FAILED
+    return fail(values.command, why + (f"\n{listed}" if listed else ""))
 
 
 def _table(there: Sequence[Running]) -> str:

@@ -34,9 +34,7 @@ class BenchReport(BenchResult):
     def __repr__(self) -> str:
         return _text(self)
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
         bundle = {"text/plain": _text(self)}
         if len(self) > 0:
             bundle["text/html"] = _html(self)

@@ -45,9 +45,7 @@ class ProfileReport:
     def __repr__(self) -> str:
         return "\n".join([self._title(), "", *self._table(), *self._silent()])
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self.html()}
 
     def save(self, path: str | PathLike[str]) -> None:

@@ -65,9 +65,7 @@ class StatusTable:
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": _html(self._model)}
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +105,13 @@ def _sample(
     """Ask `ranks` once for the time; return (sent, their time, received) in ns."""
     received: dict[int, int] = {}
 
-    def note(rank: int) -> Callable[[Future[Any]], None]:
-        def at(done: Future[Any]) -> None:
-            received[rank] = time.time_ns()
-
-        return at
+    def note(rank: int, done: Future[Any]) -> None:
+        received[rank] = time.time_ns()
 
     sent = time.time_ns()
     futures = registry.post(GetClock(), ranks)
     for rank, future in futures.items():
-        future.add_done_callback(note(rank))
+        future.add_done_callback(partial(note, rank))
     wait(futures.values(), CLOCK_TIMEOUT)
     times = Answers.of(futures).results
     # The wait may end before the callback has noted when the answer came.

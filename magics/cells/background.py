@@ -167,9 +167,7 @@ class BackgroundCell:
         lines = [f"{self._title()}: {self._state()}", *self._tail.lines]
         return "\n".join([*lines, *filter(None, [self._why.get("text/plain")])])
 
-    def _repr_mimebundle_(
-        self, include: Any = None, exclude: Any = None
-    ) -> dict[str, str]:
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
         html = TEMPLATE.format(
             title=escape(self._title()),
             state=escape(self._state()),
