@@ -25,6 +25,7 @@ from rankscope.engines.cluster.cluster_file import (
     cluster_files,
     end_reason,
 )
+from rankscope.engines.script.metrics_process import why_not
 from rankscope.engines.status import name_groups
 from rankscope.engines.wire.job_file import JobFile, job_files
 from rankscope.widgets.tables import aligned
@@ -159,9 +160,8 @@ def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
 
 def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
-    if find_spec("prometheus_client") is None:
-        install = pip_install(with_extra("metrics"))
-        raise ClusterError(f"they are written by prometheus_client: {install}")
+    if why := why_not():
+        raise ClusterError(why)
     from rankscope.engines.cluster.metrics import MetricsServer
     from rankscope.engines.cluster.spans import spans_if_installed
 

@@ -42,14 +42,7 @@ def told(cycle: Sequence[WaitFor]) -> str:
 
 @functools.lru_cache(maxsize=8)
 def wait_graph(cycle: tuple[WaitFor, ...]) -> str:
-    """Return a picture of ranks that wait for each other; empty without any.
-
-    Parameters
-    ----------
-    cycle
-        Each rank, with the op in which it waits for the next one; see
-        `Verdict.cycle`.
-    """
+    """Return a picture of the ranks of a `Verdict.cycle`; empty without any."""
     if len(cycle) < 2:
         return ""
     nodes, edges = _shown(cycle)

@@ -37,13 +37,9 @@ class _Reservation:
 class Reservations:
     """The cells that this rank is reserved for, all of one client.
 
-    Parameters
-    ----------
-    running
-        Returns the number of the running cell, if it has one, and when it began;
-        ``None`` where none runs.
-    on_change
-        Called when a client is to learn that another one wants the rank.
+    ``running()`` returns the number of the running cell, if it has one, and when it
+    began; ``None`` where none runs. ``on_change()`` is called when a client is to learn
+    that another one wants the rank.
     """
 
     def __init__(

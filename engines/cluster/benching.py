@@ -16,7 +16,7 @@ from rankscope.backends.benchmark import check_benchmark
 from rankscope.backends.interface.registry import known_backends
 from rankscope.backends.work.op_type import algbw, busbw
 
-from ..wire.engine_code import call_of
+from ..wire.ipyparallel_private import call_of
 from .execution import Execution
 
 __all__ = [

@@ -17,7 +17,7 @@ from rankscope import __version__
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
-from ..wire.engine_code import call_of
+from ..wire.ipyparallel_private import call_of
 from ..wire.requests import GetHello, Hello
 from .processes import is_stopped
 

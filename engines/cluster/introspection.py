@@ -10,7 +10,7 @@ from typing import Any
 
 from ..wire import ipyparallel_private as private
 from ..wire.answers import Answers
-from ..wire.engine_code import call_of
+from ..wire.ipyparallel_private import call_of
 from ..wire.requests import GetNames
 from .rank_slots import SILENCE
 from .registry import EngineRegistry

@@ -19,7 +19,7 @@ from rankscope.backends.rank_sets import format_ranks
 from ..errors import ClusterError
 from ..status import Groups
 from ..wire import requests
-from ..wire.engine_code import call_of
+from ..wire.ipyparallel_private import call_of
 from ..wire.message_types import CELL_VALUE
 from . import recovery
 from . import variables as variables_

@@ -14,7 +14,7 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
-from ..wire.engine_code import call_of
+from ..wire.ipyparallel_private import call_of
 from ..wire.requests import TorchAnswer
 from .rank_slots import note_gpus
 from .registry import EngineRegistry

@@ -30,16 +30,8 @@ _LOOK = 1.0
 class ValueServer:
     """Waits for the ranks of one push or pull, and moves their values, on threads.
 
-    Parameters
-    ----------
-    address : str
-        The address of this host at which it listens.
-    size : int
-        How many ranks take part.
-    encrypted : bool
-        Whether the connections are.
-    frames : sequence, optional
-        What each rank gets; ``None``: the ranks send.
+    It listens at `address`, one of this host; `size` ranks take part. Each gets the
+    `frames`; where there are ``None``, the ranks send.
     """
 
     def __init__(

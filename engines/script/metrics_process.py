@@ -1,4 +1,4 @@
-"""MetricsProcess: ``rankscope metrics`` beside rank 0, until its job ends.
+"""The process of ``rankscope metrics`` beside rank 0, until its job ends.
 
 In a process of its own: a scrape takes no time of the script, and no lock of it.
 """
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from rankscope.backends.install import pip_install, with_extra
 
-__all__ = ["MetricsProcess", "why_not"]
+__all__ = ["serve_metrics", "why_not"]
 
 
 def why_not() -> str:
@@ -22,22 +22,16 @@ def why_not() -> str:
     return ""
 
 
-class MetricsProcess:
-    """Serves the metrics of the job at `address` at `port`, until `close`.
+def serve_metrics(address: str, port: int) -> subprocess.Popen[bytes]:
+    """Serve the metrics of the job at `address` at `port`, until it is killed.
 
     It finds the job by its file, and says at the standard error where the metrics are,
-    or why they are not. It ends by itself where this process is killed.
+    or why they are not. It ends by itself where this process is killed, and has nothing
+    to finish.
     """
-
-    def __init__(self, address: str, port: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rankscope", "metrics", address, "-p", str(port)],
-            stdin=subprocess.DEVNULL,
-            # The standard output is the script's.
-            stdout=2,
-        )
-
-    def close(self) -> None:
-        """End it: it has nothing to finish."""
-        self._process.kill()
-        self._process.wait()
+    return subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "metrics", address, "-p", str(port)],
+        stdin=subprocess.DEVNULL,
+        # The standard output is the script's.
+        stdout=2,
+    )

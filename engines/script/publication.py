@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ from ..wire.requests import handlers_of
 from ..wire.summaries import SummaryWriter
 from .abort_relay import AbortRelay
 from .meeting import Channel, meet
-from .metrics_process import MetricsProcess
+from .metrics_process import serve_metrics
 from .options import JobOptions
 
 __all__ = ["Publication"]
@@ -70,7 +71,7 @@ class Publication:
         self._torch = torch
         self._channel: Channel | None = None
         self._relay: AbortRelay | None = None
-        self._metrics: MetricsProcess | None = None
+        self._metrics: subprocess.Popen[bytes] | None = None
         self._began = time.monotonic()
         self._summary = SummaryWriter(_location, self._status).write
         self._answered: deque[str] = deque()
@@ -161,7 +162,7 @@ class Publication:
         try:
             channel.file.write()
             if self.options.metrics is not None:
-                self._metrics = MetricsProcess(
+                self._metrics = serve_metrics(
                     channel.file.address, self.options.metrics
                 )
         except OSError as error:
@@ -274,7 +275,8 @@ class Publication:
             if channel.file is not None:
                 channel.file.remove()
             if self._metrics is not None:
-                self._metrics.close()
+                self._metrics.kill()
+                self._metrics.wait()
             if self._relay is not None:
                 self._relay.close()
             channel.store.set(

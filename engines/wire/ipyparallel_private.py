@@ -30,6 +30,7 @@ from .message_types import REPLY, SUBSCRIPTION
 __all__ = [
     "EvaluationError",
     "Message",
+    "call_of",
     "check",
     "connect",
     "controller_address",
@@ -248,6 +249,16 @@ def evaluated(reply: Any) -> Any:
     if answer["status"] != "ok":
         raise EvaluationError(f"{answer['ename']}: {answer['evalue']}")
     return ast.literal_eval(answer["data"]["text/plain"])
+
+
+def call_of(module: str, function: str, *arguments: Any) -> str:
+    """Return the expression to `evaluate` that calls a function in `engines.agent`.
+
+    The `arguments` are passed by their repr.
+    """
+    given = ", ".join(map(repr, arguments))
+    path = f"rankscope.engines.agent.{module}"
+    return f"__import__({path!r}, fromlist=[{function!r}]).{function}({given})"
 
 
 def engine_uuids(client: Any) -> dict[int, str]:

@@ -137,7 +137,7 @@ class BackgroundCell:
         if self._monitor.groups:
             self._tail.notify(self._monitor.restore(True))
         self._update()
-        stream.show_late(self._tail)
+        stream.show_late()
 
     def _update(self) -> None:
         why = self._why.get("text/html", "")

@@ -75,7 +75,7 @@ class CellRun:
         try:
             self._follow()
         finally:
-            self._stream.show_late(self._renderer)
+            self._stream.show_late()
         errors = self._execution.errors
         if errors:
             after = [self._monitor.restore(False)]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rankscope.engines import Execution, Output, RankError
 
 from .deduplicate import Entry, Item, OutputDeduplicator
-from .late import LateOutput, LateSurface
 from .parse import Bundle, OutputParser, failure
 
 __all__ = ["OutputStream", "Surface"]
@@ -23,6 +23,8 @@ __all__ = ["OutputStream", "Surface"]
 #: Seconds after which an unfinished line is shown, and between two updates of it.
 PARTIAL_AFTER = 0.4
 PARTIAL_EVERY = 0.2
+#: Seconds after which an unfinished line of a thread or child is shown as it is.
+LATE_AFTER = 1.0
 
 _INTERRUPTED = ("", "KeyboardInterrupt")
 
@@ -30,7 +32,7 @@ Shown = list[Item]
 
 
 class Surface(Protocol):
-    """The interface of `Renderer`."""
+    """The interface of `Renderer`; `late` is called on any thread, on one at a time."""
 
     @property
     def can_redraw(self) -> bool: ...
@@ -45,6 +47,8 @@ class Surface(Protocol):
     def update(self, bundle: Bundle) -> None: ...
 
     def partials(self, lines: dict[int, str]) -> None: ...
+
+    def late(self, rank: int, cell: int | None, entries: Sequence[Entry]) -> None: ...
 
 
 class OutputStream:
@@ -76,6 +80,8 @@ class OutputStream:
         self._shown: Shown = []
         self._partials_since: float | None = None
         self._partials_shown: dict[int, str] = {}
+        self._late = threading.Lock()
+        self._timers: dict[int, threading.Timer] = {}
         execution.on_output(lambda rank, output: self._queue.put((rank, output)))
         execution.on_done(lambda done: self._queue.put(None))
 
@@ -120,9 +126,36 @@ class OutputStream:
         else:
             self._show(self._deduplicator.poll(math.inf))
 
-    def show_late(self, surface: LateSurface) -> None:
-        """Show what threads and children print from now on; to be called at the end."""
-        LateOutput(self.execution, self._parser, surface)
+    # -- after the end ----------------------------------------------------
+
+    def show_late(self) -> None:
+        """Show what threads and children print after the end, as it comes.
+
+        To be called at the end; it is shown on the I/O thread.
+        """
+        self.execution.on_late_output(self._take_late)
+
+    def _take_late(self, rank: int, output: Output) -> None:
+        with self._late:
+            if output["output_type"] == "update_display_data":
+                self._update(rank, output)
+                return
+            self._show_late(rank, self._parser.feed(rank, output))
+            # A child sends each piece of a line by itself.
+            if rank in self._parser.partials() and rank not in self._timers:
+                timer = threading.Timer(LATE_AFTER, self._flush_late, [rank])
+                timer.daemon = True
+                self._timers[rank] = timer
+                timer.start()
+
+    def _flush_late(self, rank: int) -> None:
+        with self._late:
+            del self._timers[rank]
+            self._show_late(rank, self._parser.flush(rank))
+
+    def _show_late(self, rank: int, entries: Sequence[Entry]) -> None:
+        if entries:
+            self._surface.late(rank, self.execution.cell, entries)
 
     # -- input ----------------------------------------------------------
 
@@ -142,11 +175,14 @@ class OutputStream:
                 self._clear(rank)
             return
         if output["output_type"] == "update_display_data":
-            bundle = self._parser.update(rank, output)
-            if bundle is not None:
-                self._surface.update(bundle)
+            self._update(rank, output)
             return
         self._feed(rank, self._parser.feed(rank, output), now)
+
+    def _update(self, rank: int, output: Output) -> None:
+        bundle = self._parser.update(rank, output)
+        if bundle is not None:
+            self._surface.update(bundle)
 
     def _feed(self, rank: int, entries: list[Entry], now: float) -> None:
         if entries and rank in self._clears:

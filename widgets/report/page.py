@@ -37,14 +37,8 @@ _MOST_ROWS = 1200
 def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
     """Return the page as HTML; it loads nothing, and no text in it is a script.
 
-    Parameters
-    ----------
-    report
-        What is shown.
-    title
-        What was read, e.g. the path of a folder.
-    facts
-        When the report was made, and with what: for the last line.
+    `title` is what was read, e.g. the path of a folder; `facts` are for the last line:
+    when the report was made, and with what.
     """
     style = (_FOLDER / "report.css").read_text(encoding="utf-8")
     script = (_FOLDER / "report.js").read_text(encoding="utf-8")

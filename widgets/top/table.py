@@ -75,8 +75,8 @@ class RankTable(ScrollView, can_focus=True):
             super().__init__()
             self.key = key
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self.items: list[Item] = []
         self.view = View()
         self.columns: list[Column] = []

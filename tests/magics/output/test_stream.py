@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from rankscope.backends.rank_sets import format_ranks
 from rankscope.engines import Execution, RankError
 from rankscope.engines.wire.print_marks import mark
+from rankscope.magics.output.deduplicate import Entry
 from rankscope.magics.output.parse import Bundle
 from rankscope.magics.output.stream import OutputStream, Shown
 
@@ -45,6 +47,9 @@ class Board:
     def partials(self, lines: dict[int, str]) -> None:
         self.is_provisional = True
         self.unfinished = lines
+
+    def late(self, rank: int, cell: int | None, entries: Sequence[Entry]) -> None:
+        raise AssertionError(f"{entries} of rank {rank} came after the end")
 
 
 class Cell:
