@@ -20,6 +20,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import ClusterError
 from rankscope.engines.cluster import cluster_file, metrics, spans
 from rankscope.engines.cluster.cluster_file import ClusterFile
+from rankscope.engines.script import metrics_process
 from rankscope.engines.wire.job_file import JobFile
 from rankscope.terminal import COMMANDS, Running
 from tests.magics.kernels import Kernel, running_kernel
@@ -203,7 +204,7 @@ def test_metrics_are_served_until_the_end(
     assert served == [0, "closed", "detached"]
     out = capsys.readouterr().out
     assert "rankscope-aa11 are at http://127.0.0.1:9464/metrics" in out
-    monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+    monkeypatch.setattr(metrics_process, "find_spec", lambda name: None)
     assert main(["metrics", "aa1"]) == 2
     assert re.search(r"pip install .*\[metrics\]", capsys.readouterr().err)
 

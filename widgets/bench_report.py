@@ -9,7 +9,7 @@ from typing import Any
 from rankscope.engines import BenchResult, BenchRow
 
 from .bench_plot import Series, colour, marker, plot
-from .tables import aligned, trusted_html
+from .tables import aligned, style_of, trusted_html
 from .units import bandwidth_text, bytes_text, duration_text
 
 __all__ = ["BenchReport"]
@@ -70,47 +70,6 @@ def _text(result: BenchResult) -> str:
     return "\n".join([f"# {_title(result)}", *lines])
 
 
-# Only variables with fallbacks, and greys that stand on white and on black, so
-# that it is legible in any theme and on a page that has none.
-_STYLE = """\
-<style>
-.rankscope-bench {
-  font-family: var(--jp-ui-font-family, system-ui, sans-serif);
-  font-size: var(--jp-ui-font-size1, 13px); line-height: 1.45; overflow-x: auto;
-}
-.rankscope-bench p { margin: .3em 0 .4em; }
-.rankscope-bench .quiet { opacity: .75; }
-.rankscope-bench .key { margin-left: 1.2em; white-space: nowrap; }
-.rankscope-bench .plots { display: flex; flex-wrap: wrap; gap: 4px 24px; }
-.rankscope-bench svg { max-width: 100%; height: auto; }
-.rankscope-bench .key svg { vertical-align: -1px; }
-.rankscope-bench text { fill: currentColor; font-size: 11px; }
-.rankscope-bench text.name { font-size: 12px; font-weight: 600; }
-.rankscope-bench text.tick { fill-opacity: .75; }
-.rankscope-bench :is(.grid, .mark) { stroke: currentColor; fill: none; }
-.rankscope-bench .grid { stroke-opacity: .16; }
-.rankscope-bench .mark { stroke-opacity: .5; }
-.rankscope-bench table, .jp-RenderedHTMLCommon .rankscope-bench table {
-  border-collapse: collapse; border: none; margin: .4em 0; font-size: inherit;
-  color: inherit; font-variant-numeric: tabular-nums; table-layout: auto;
-}
-.jp-RenderedHTMLCommon .rankscope-bench table tr { background: none; }
-.rankscope-bench table :is(th, td),
-.jp-RenderedHTMLCommon .rankscope-bench table :is(th, td) {
-  padding: .1em 0 .1em 1.4em; border: none; text-align: right;
-  white-space: nowrap; font-weight: normal; max-width: none;
-}
-.rankscope-bench table :is(th, td):first-child,
-.jp-RenderedHTMLCommon .rankscope-bench table :is(th, td):first-child {
-  text-align: left; padding-left: 0;
-}
-.rankscope-bench thead th { opacity: .75; vertical-align: bottom; }
-.rankscope-bench .bad, .jp-RenderedHTMLCommon .rankscope-bench .bad {
-  color: var(--jp-error-color1, #d32f2f); font-weight: 600;
-}
-</style>"""
-
-
 def _html(result: BenchResult) -> str:
     backends = list(dict.fromkeys(row.backend for row in result))
     keys = "".join(
@@ -123,8 +82,10 @@ def _html(result: BenchResult) -> str:
     quiet = f'<span class="quiet">{escape(rest)}</span>'
     plots = _time_plot(result, backends) + _bandwidth_plot(result, backends)
     shown = trusted_html(f'<div class="plots">{plots}</div>')
+    # The sheet has only variables with fallbacks, and greys that stand on white and on
+    # black, so that it is legible in any theme and on a page that has none.
     return (
-        f'<div class="rankscope-bench">{_STYLE}<p>{title}{quiet}{keys}</p>'
+        f'<div class="rankscope-bench">{style_of("bench")}<p>{title}{quiet}{keys}</p>'
         f"{shown}{_table(result)}</div>"
     )
 

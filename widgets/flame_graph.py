@@ -13,6 +13,8 @@ from html import escape
 
 from rankscope.backends.rank_sets import name_ranks
 
+from .tables import page_file, style_of
+
 __all__ = ["Box", "flame_graph"]
 
 #: The part of a rank's time below which a call is left out, and the most boxes.
@@ -79,14 +81,14 @@ def flame_graph(
     )
     shown = "".join(f"<p>{escape(note)}</p>" for note in notes if note)
     return (
-        f'<div class="rankscope-flame">{_STYLE}<p class="head"><b>{escape(title)}'
-        '</b><label class="live">show <select aria-label="ranks">'
+        f'<div class="rankscope-flame">{style_of("flame_graph")}<p class="head">'
+        f'<b>{escape(title)}</b><label class="live">show <select aria-label="ranks">'
         f"{everyone}{choices}</select></label>"
         '<button type="button" class="live whole" disabled>Zoom out</button></p>'
         f'<p class="legend">{legend}{strip}</p>'
         f'<div class="graph">{_box(root, 100.0, ranks, least)}</div>'
         '<p class="detail live" aria-live="polite">&nbsp;</p>'
-        f"{shown}<script>{_SCRIPT}</script></div>"
+        f"{shown}<script>{page_file('flame_graph.js')}</script></div>"
     )
 
 
@@ -139,128 +141,3 @@ def _strip(seconds: Sequence[float]) -> str:
         return ""
     fields = "".join(f'<i style="opacity:{one / most:.2f}"></i>' for one in seconds)
     return f'<span class="strip">{fields}</span>'
-
-
-_STYLE = """\
-<style>
-.rankscope-flame {
-  --own: #a8d1f5; --op: #ffcb91; --library: #dde2e7; --ink: #15202b; --idle: #eef0f2;
-  --strip: #22303d; font-family: var(--jp-ui-font-family, system-ui, sans-serif);
-  font-size: var(--jp-ui-font-size1, 13px); line-height: 1.45;
-}
-@media (prefers-color-scheme: dark) {
-  html:not(:has([data-jp-theme-light="true"])) .rankscope-flame {
-    --own: #24527a; --op: #7a4a12; --library: #3d454d; --ink: #f2f5f8; --idle: #2a2f34;
-    --strip: #ffffff;
-  }
-}
-[data-jp-theme-light="false"] .rankscope-flame,
-body.vscode-dark .rankscope-flame {
-  --own: #24527a; --op: #7a4a12; --library: #3d454d; --ink: #f2f5f8; --idle: #2a2f34;
-  --strip: #ffffff;
-}
-.rankscope-flame p, .jp-RenderedHTMLCommon .rankscope-flame p { margin: 0 0 .35em; }
-.rankscope-flame .live { display: none; }
-.rankscope-flame.works .live { display: inline-block; }
-.rankscope-flame .head { display: flex; gap: 4px 16px; flex-wrap: wrap;
-  align-items: baseline; }
-.rankscope-flame .head :is(select, button) {
-  font: inherit; color: inherit; padding: 1px 6px; border-radius: 3px;
-  background: transparent; border: 1px solid rgba(127, 127, 127, .6);
-}
-.rankscope-flame .head option { background: var(--library); color: var(--ink); }
-.rankscope-flame .head button:disabled { opacity: .5; }
-.rankscope-flame .legend { opacity: .85; }
-.rankscope-flame .legend span {
-  display: inline-block; width: 1em; height: .8em; margin: 0 .4em 0 1.2em;
-  vertical-align: -.05em; border-radius: 2px;
-}
-.rankscope-flame .legend span:first-child { margin-left: 0; }
-.rankscope-flame .graph { max-height: 32em; overflow: hidden auto; }
-.rankscope-flame .calls { display: flex; align-items: flex-start; }
-.rankscope-flame .node {
-  flex: none; min-width: 0; overflow: hidden; container-type: inline-size;
-}
-@container (max-width: 32px) {
-  /* One letter is no label. */
-  .rankscope-flame .node > button { color: transparent; }
-}
-.rankscope-flame .node > button {
-  display: block; position: relative; box-sizing: border-box; width: 100%;
-  height: 1.75em; padding: 0 .35em; margin: 0; overflow: hidden; text-align: left;
-  white-space: nowrap; text-overflow: ellipsis; cursor: pointer; color: var(--ink);
-  font: inherit; font-size: .92em; line-height: 1.5em; border-radius: 2px;
-  border: solid var(--jp-layout-color0, Canvas); border-width: 0 1px 1px 0;
-}
-.rankscope-flame :is(.own, .line) { background: var(--own); }
-.rankscope-flame .op { background: var(--op); }
-.rankscope-flame :is(.library, .root) { background: var(--library); }
-.rankscope-flame .idle { background: var(--idle); }
-.rankscope-flame .uneven { background: linear-gradient(90deg,
-  var(--library) 0 25%, var(--strip) 25%) bottom / 100% 4px no-repeat,
-  var(--library); }
-.rankscope-flame .node > button:is(:hover, :focus-visible) {
-  filter: brightness(1.08) saturate(1.4); outline: 2px solid currentColor;
-  outline-offset: -2px;
-}
-.rankscope-flame .strip {
-  position: absolute; inset: auto 0 0 0; height: 3px; display: flex;
-}
-.rankscope-flame .strip i { flex: 1; background: var(--strip); }
-.rankscope-flame.one .strip { display: none; }
-.rankscope-flame .node.off { display: none; }
-.rankscope-flame .node.path { width: 100% !important; }
-.rankscope-flame .node.path:not(.zoomed) > button { opacity: .65; }
-.rankscope-flame.works .detail { display: block; min-height: 1.45em; opacity: .85; }
-</style>"""
-
-_SCRIPT = """
-for (const root of document.querySelectorAll(".rankscope-flame:not(.works)")) {
-  root.classList.add("works");
-  const nodes = [...root.querySelectorAll(".node")];
-  const whole = root.querySelector(".whole");
-  const detail = root.querySelector(".detail");
-  const choice = root.querySelector("select");
-  const parent = (node) => node.parentElement.closest(".node");
-  const spent = (node) => {
-    const each = node.dataset.s.split(",").map(Number);
-    return choice.value === "" ? each.reduce((a, b) => a + b, 0) : each[+choice.value];
-  };
-  const zoom = (target) => {
-    for (const node of nodes) node.classList.remove("off", "path", "zoomed");
-    whole.disabled = !target || !parent(target);
-    if (whole.disabled) return;
-    target.classList.add("zoomed");
-    for (let node = target; node; node = parent(node)) {
-      node.classList.add("path");
-      for (const one of node.parentElement.children)
-        if (one !== node) one.classList.add("off");
-    }
-  };
-  const draw = () => {
-    root.classList.toggle("one", choice.value !== "");
-    for (const node of nodes) {
-      const above = parent(node);
-      const part = above ? spent(node) / (spent(above) || 1) : 1;
-      node.style.width = `${100 * part}%`;
-      node.style.display = part > 0 || !above ? "" : "none";
-    }
-  };
-  const tell = (event) => {
-    const button = event.target.closest(".node > button");
-    if (!button) return;
-    const node = button.parentElement;
-    const part = (100 * spent(node)) / (spent(nodes[0]) || 1);
-    detail.textContent =
-      `${part.toFixed(1)} % · ` + button.title.replaceAll("\\n", " · ");
-  };
-  root.addEventListener("click", (event) => {
-    const button = event.target.closest(".node > button");
-    if (button) zoom(button.parentElement);
-  });
-  root.addEventListener("mouseover", tell);
-  root.addEventListener("focusin", tell);
-  whole.addEventListener("click", () => zoom(null));
-  choice.addEventListener("change", draw);
-}
-"""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 __all__ = [
     "GAP",
@@ -16,7 +18,9 @@ __all__ = [
     "fitting",
     "fold_html",
     "lines",
+    "page_file",
     "paragraph_html",
+    "style_of",
     "table_html",
     "title_html",
     "trusted_html",
@@ -25,6 +29,7 @@ __all__ = [
 ]
 
 
+_FOLDER = Path(__file__).parent / "page"
 #: What is between two columns.
 GAP = "  "
 
@@ -154,6 +159,17 @@ def fold_html(title: str, html: str, opens: bool) -> str:
     """Return a part that opens and closes, also where a page is not trusted."""
     summary = f'<summary style="cursor:pointer;margin:.2em 0">{title}</summary>'
     return f"<details{' open' if opens else ''}>{summary}{html}</details>"
+
+
+@functools.cache
+def page_file(name: str) -> str:
+    """Return the text of a file in the folder ``page``."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def style_of(name: str) -> str:
+    """Return a style sheet as an element."""
+    return f"<style>\n{page_file(f'{name}.css')}</style>"
 
 
 def trusted_html(html: str, otherwise: str = "") -> str:
