@@ -98,12 +98,12 @@ def kinds_of_values(shell: InteractiveShell) -> Kinds:
         "backend": _backends,
         "torch_backend": lambda text: TORCH_BACKENDS,
         "launcher": lambda text: launcher_names(),
-        "profile": lambda text: _profiles(),
+        "profile": lambda text: list_profiles_in(get_ipython_dir()),  # type: ignore[no-untyped-call]
         "variable": lambda text: _variables(shell.user_ns),
         "rank_variable": lambda text: names_on_ranks(),
         "cluster": lambda text: [one.cluster_id for one in cluster_files()],
         "benchmark": lambda text: [*BENCHMARKS],
-        "backend_name": lambda text: _backend_names(),
+        "backend_name": lambda text: sorted({*builtin_devices(), *Backend.registry}),
         "device": lambda text: ["cpu", "cuda"],
         "dtype": lambda text: DTYPES,
         "gpus": lambda text: _gpus(),
@@ -202,18 +202,10 @@ def _backends(before: str) -> list[str]:
     return parts if before else [*parts, *sorted(names)]
 
 
-def _backend_names() -> list[str]:
-    return sorted({*builtin_devices(), *Backend.registry})
-
-
 def _gpus() -> list[str]:
     """Return the GPUs of this host, by their device files."""
     numbers = (path.name.removeprefix("nvidia") for path in DEV.glob("nvidia[0-9]*"))
     return sorted((one for one in numbers if one.isdecimal()), key=int)
-
-
-def _profiles() -> list[str]:
-    return list_profiles_in(get_ipython_dir())  # type: ignore[no-untyped-call]
 
 
 def _variables(namespace: dict[str, Any]) -> list[str]:

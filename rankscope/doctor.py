@@ -37,6 +37,7 @@ from rankscope.backends.tcp.connector import (
     wants_encryption,
 )
 from rankscope.backends.tcp.peer_memory import Probe, allow_siblings
+from rankscope.widgets.units import bytes_text
 
 __all__ = ["CHECKS", "Finding", "examine", "main"]
 
@@ -359,18 +360,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 def check_limits() -> Iterator[Finding]:
     """Check memory and descriptors."""
     memory = psutil.virtual_memory()
-    text = f"{_size(memory.available)} of {_size(memory.total)} available"
+    text = f"{bytes_text(memory.available)} of {bytes_text(memory.total)} available"
     yield Finding("ok", "memory", text)
     limit = _memory_limit()
     if limit is not None:
-        yield Finding("ok", "its limit", f"{_size(limit)} for this control group")
+        yield Finding("ok", "its limit", f"{bytes_text(limit)} for this control group")
     if os.path.isdir("/dev/shm"):
         free = shutil.disk_usage("/dev/shm").free
         small = free < SHARED_MEMORY
         yield Finding(
             "note" if small else "ok",
             "/dev/shm",
-            f"{_size(free)} free"
+            f"{bytes_text(free)} free"
             + ("; MPI and NCCL need more (docker run --shm-size)" if small else ""),
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -392,14 +393,6 @@ def _memory_limit() -> int | None:
 
 def _count(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 # -- the report ------------------------------------------------------------------

@@ -80,21 +80,18 @@ def _html(result: BenchResult) -> str:
     title = f"<b>{escape(result[0].op)}</b>"
     rest = _title(result).removeprefix(result[0].op)
     quiet = f'<span class="quiet">{escape(rest)}</span>'
-    plots = _time_plot(result, backends) + _bandwidth_plot(result, backends)
+    plots = plot(
+        "time",
+        _series(result, backends, "time"),
+        lambda micros: _even(duration_text(micros / 1e6)),
+    )
+    plots += _bandwidth_plot(result, backends)
     shown = trusted_html(f'<div class="plots">{plots}</div>')
     # The sheet has only variables with fallbacks, and greys that stand on white and on
     # black, so that it is legible in any theme and on a page that has none.
     return (
         f'<div class="rankscope-bench">{style_of("bench")}<p>{title}{quiet}{keys}</p>'
         f"{shown}{_table(result)}</div>"
-    )
-
-
-def _time_plot(result: BenchResult, backends: Sequence[str]) -> str:
-    return plot(
-        "time",
-        _series(result, backends, "time"),
-        lambda micros: _even(duration_text(micros / 1e6)),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.widgets.display_id import new_display_id
+from rankscope.widgets.tables import page_file
 
 from .parse import Bundle
 
@@ -64,7 +65,7 @@ def tabs(panels: Sequence[Panel]) -> dict[str, str]:
         "text/plain": "\n".join(_text(ranks, bundles) for ranks, bundles in panels),
         "text/html": (
             f'<div class="rankscope-tabs {name}" data-lm-suppress-shortcuts="true">'
-            f"<style>{_STYLE}{selected} {{ display: block; }}</style>"
+            f"<style>{page_file('tabs.css')}{selected} {{ display: block; }}</style>"
             f"{''.join(inputs)}{''.join(shown)}</div>"
         ),
     }
@@ -95,27 +96,3 @@ def _content(bundle: Bundle) -> str:
 def _joined(value: Any) -> str:
     """Return the text of a mime type, which may come as a list of lines."""
     return value if isinstance(value, str) else "".join(value)
-
-
-_STYLE = """
-.rankscope-tabs { display: flex; flex-wrap: wrap; row-gap: .2em; margin-top: .4em; }
-.rankscope-tabs > :is(input, label)[hidden] { display: inline-block !important; }
-.rankscope-tabs > input { position: absolute; opacity: 0; pointer-events: none; }
-.rankscope-tabs > label {
-  order: 1; padding: .15em .8em; cursor: pointer; opacity: .8;
-  font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: .9em;
-  border-bottom: 2px solid rgba(127, 127, 127, .35);
-}
-.rankscope-tabs > label:hover { opacity: 1; }
-.rankscope-tabs > input:checked + label {
-  opacity: 1; font-weight: 600;
-  border-bottom-color: var(--jp-brand-color1, #1976d2);
-}
-.rankscope-tabs > input:focus-visible + label {
-  outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: -2px;
-}
-.rankscope-tabs > .panel {
-  order: 2; flex: 1 0 100%; display: none; padding-top: .5em; overflow-x: auto;
-}
-.rankscope-tabs .who { display: none; }
-"""
