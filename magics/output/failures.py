@@ -53,6 +53,7 @@ _ROOMS = tuple(f"{os.path.abspath(m.__path__[0])}/" for m in _PACKAGES)
 _TIMED_OUT = re.compile(r"(?<= timeout\)): ")
 _ABORTED = ": the group was aborted: "
 _AUTHOR = re.compile(r" (?:\(at [\d:]+, by [^()]*\)|at [\d:]+)$")
+_WORD, _TIME = re.compile(r"\w+"), re.compile(r"\bat [\d:]+")
 #: What the message of another error has before the cause.
 _DIAGNOSED = re.compile(r"; diagnosis(?: at [\d:]+)?: ")
 #: The errors whose message is an op and why it ended.
@@ -329,7 +330,7 @@ def tell(errors: Iterable[RankError], after: str) -> str:
     """Return a cell's error: who failed in what, why, and, `after`, what is next."""
     failures = list(errors)
     told: dict[tuple[str, str], list[int]] = {}
-    whys: dict[str, str] = {}
+    whys: dict[Hashable, str] = {}
     if not all(one.ename in _ENDED for one in failures):
         for place, one in enumerate(failures):
             message, *cause = _DIAGNOSED.split(one.evalue, maxsplit=1)
@@ -337,11 +338,11 @@ def tell(errors: Iterable[RankError], after: str) -> str:
                 failures[place] = one.replaced(evalue=message)
                 whys[cause[0]] = cause[0]
         what = summary_of(failures, remedy=not after)
-        return in_lines(what, "; ".join(whys), after)
+        return in_lines(what, "; ".join(whys.values()), after)
     for one in failures:
         op, why = _op_and_cause(one)
         told.setdefault((one.ename, op), []).append(one.rank)
-        if why:
+        if why and _both_sides(why) not in map(_both_sides, whys.values()):
             # Each rank may have found it by itself.
             whys.setdefault(_AUTHOR.sub("", why), why)
     parts = [
@@ -349,6 +350,14 @@ def tell(errors: Iterable[RankError], after: str) -> str:
     ]
     what = "; ".join(_shortened(parts, "ops"))
     return in_lines(what, "; ".join(whys.values()), after)
+
+
+def _both_sides(why: str) -> list[str]:
+    """Return the words of a cause with who found it, for any of the two ranks.
+
+    "rank 1 sent 40 bytes where 32 were expected", by rank 0, is told by rank 1 as well.
+    """
+    return sorted(_WORD.findall(_TIME.sub("", why))) if ", by rank " in why else [why]
 
 
 def in_lines(what: str, why: str, after: str) -> str:

@@ -297,6 +297,22 @@ def test_a_reason_without_a_diagnosis_is_the_cause() -> None:
     )
 
 
+def test_a_cause_that_both_ranks_have_found_is_told_once() -> None:
+    said = (
+        "barrier #2 on rank {0}: the group was aborted: rank {1} sent {2} bytes where "
+        "{3} were expected (at 18:45:2{0}, by rank {0})"
+    )
+    sides = ((0, 1, 40, 32), (1, 0, 32, 40))
+    errors = [error(one[0], "DistAbortedError", said.format(*one)) for one in sides]
+    assert tell(errors, "").splitlines()[1:] == [
+        "Why: rank 1 sent 40 bytes where 32 were expected (at 18:45:20, by rank 0)"
+    ]
+    # Not what each has found of the other.
+    sides = ((0, 1, 40, 32), (1, 0, 48, 32))
+    errors = [error(one[0], "DistAbortedError", said.format(*one)) for one in sides]
+    assert tell(errors, "").splitlines()[1].count("were expected") == 2
+
+
 def test_a_timeout_is_told_in_lines() -> None:
     said = TIMEOUT.format(1, "rank 2 has not entered")
     assert tell([error(1, "DistTimeoutError", said)], "").splitlines() == [
