@@ -223,8 +223,9 @@ class BoardActions:
         self._dumps = {**self._dumps, **records.dumps}
         self._offsets_ns = {**self._offsets_ns, **records.offsets_ns}
         hosts = {rank: one.host for rank, one in model.ranks.items()}
+        generations = {group.key: group.generation for group in model.groups}
         now = time.time_ns()
-        lanes = timeline(self._dumps, self._offsets_ns, now, last, hosts)
+        lanes = timeline(self._dumps, self._offsets_ns, now, last, hosts, generations)
         self._send({"type": "timeline", "now": time.monotonic(), **lanes})
         return {}
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.lateness import LateFinding, Lateness
 from rankscope.backends.observe.records import (
     Record,
@@ -65,13 +66,16 @@ def timeline(
     now_ns: int,
     limit: int = 200,
     hosts: Mapping[int, str] = {},
+    generations: Mapping[GroupKey, int] = {},
 ) -> dict[str, Any]:
     """Return the lanes of all ranks, with the last `limit` works in each.
 
     `dumps` maps ranks to the result of `rankscope.backends.observe.export.local_dump`
     there, `offsets_ns` to the ns their clocks are ahead of the reference clock, which
-    is at `now_ns`, and `hosts` to the names of their hosts. A lane is one group on one
-    rank; its group is a place in ``groups``. A work is a list::
+    is at `now_ns`, and `hosts` to the names of their hosts. `generations` has the
+    present one of each group that there is; without it nothing counts as over. A lane
+    is one group on one rank; its group is a place in ``groups``, which is ``over`` if
+    it is gone, or was rebuilt, and others have had ops since. A work is a list::
 
         [created, started, ended, gathered, op, seq, generation, state, line,
          count, size, root, error, is_p2p]
@@ -102,10 +106,14 @@ def timeline(
     groups: dict[_Group, int] = {}
     for lane in lanes:
         groups.setdefault((lane.group, lane.members), len(groups))
+    over = _over(lanes, generations)
     return {
         "origin_ns": origin,
         "clock": now_ns - origin,
-        "groups": [{"name": name, "ranks": list(ranks)} for name, ranks in groups],
+        "groups": [
+            {"name": name, "ranks": list(ranks), "over": (name, ranks) in over}
+            for name, ranks in groups
+        ],
         "lanes": [
             {
                 "rank": lane.rank,
@@ -158,6 +166,22 @@ def _absent(lanes: Sequence[_Lane], known: set[int]) -> list[_Lane]:
         for rank in members
         if rank not in known
     ]
+
+
+def _over(lanes: Sequence[_Lane], generations: Mapping[GroupKey, int]) -> set[_Group]:
+    """Return the groups with no op in their present generation, if others have later."""
+    present = {(text(key.name, 60), key.ranks): n for key, n in generations.items()}
+    last: dict[_Group, int] = {}
+    old: set[_Group] = set()
+    live: set[_Group] = set()
+    for lane in lanes:
+        group = (lane.group, lane.members)
+        for work in lane.works:
+            last[group] = max(last.get(group, 0), work.created)
+            is_live = work.record["generation"] == present.get(group)
+            (live if is_live else old).add(group)
+    newest = max((last[group] for group in live), default=0)
+    return {group for group in old - live if present and last[group] < newest}
 
 
 def _moved(time_ns: int, offset: int) -> int:

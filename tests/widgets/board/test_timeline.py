@@ -37,7 +37,9 @@ def test_groups_of_one_name_have_lanes_of_their_own() -> None:
     groups = {key.id: {"name": key.name, "ranks": list(key.ranks)} for key in keys}
     dump = {"rank": 0, "groups": groups, "records": records}
     found = timeline({0: dump}, {}, 5)
-    assert found["groups"] == [{"name": "tp", "ranks": list(key.ranks)} for key in keys]
+    assert found["groups"] == [
+        {"name": "tp", "ranks": list(key.ranks), "over": False} for key in keys
+    ]
     assert [(one["group"], len(one["works"])) for one in found["lanes"]] == [
         *((0, 2), (1, 2)),
         # The other ranks are dead: they keep their rows.
@@ -57,6 +59,30 @@ def test_the_lanes_of_a_restarted_rank_keep_their_order() -> None:
         found = timeline({0: one}, {}, 5)
         names = [found["groups"][lane["group"]]["name"] for lane in found["lanes"]]
         assert names[:3] == ["default", "tp", "dp"]
+
+
+def test_a_group_is_over_once_it_was_rebuilt_and_others_go_on() -> None:
+    names = {"default": (0, 1), "dp": (0, 1), "gone": (0, 1)}
+    keys = {name: GroupKey(name, ranks) for name, ranks in names.items()}
+
+    def over(*ops: tuple[str, int], generations: dict[GroupKey, int]) -> list[str]:
+        records = [
+            simulated.record(seq, seq, seq, seq + 1)
+            | {"group": name, "group_id": name, "generation": generation}
+            for seq, (name, generation) in enumerate(ops, 1)
+        ]
+        groups = {name: {"name": name, "ranks": [0, 1]} for name in names}
+        dump = {"rank": 0, "groups": groups, "records": records}
+        found = timeline({0: dump}, {}, 99, generations=generations)
+        return [one["name"] for one in found["groups"] if one["over"]]
+
+    rebuilt = {keys["default"]: 1, keys["dp"]: 1}
+    hung = (("default", 0), ("dp", 0), ("gone", 0))
+    # The hang stays in sight until there is something else.
+    assert over(*hung, generations=rebuilt) == []
+    assert over(*hung, ("default", 1), generations=rebuilt) == ["dp", "gone"]
+    assert over(*hung, ("default", 1), ("dp", 1), generations=rebuilt) == ["gone"]
+    assert over(*hung, ("default", 1), generations={}) == []
 
 
 class TestMessages:

@@ -25,7 +25,7 @@ export function endOf(work, now) {
 export function unpack(message, before) {
   const nameOf = ({ name, ranks }) => `${name} ${ranks.join()}`;
   const known = new Map((before?.groups ?? []).map((group) => [nameOf(group), group]));
-  const groups = message.groups.map((group) => known.get(nameOf(group)) ?? group);
+  const groups = message.groups.map((group) => Object.assign(known.get(nameOf(group)) ?? {}, group));
   const within = (one) => ({ ...one, group: groups[one.group] });
   const [lanes, missing, late] = [message.lanes, message.missing, message.late].map((all) => all.map(within));
   return { ...message, groups, lanes, missing, late };
@@ -33,7 +33,7 @@ export function unpack(message, before) {
 
 /**
  * The lanes of a group; of all groups without one, where a rank has a lane for each group
- * that it has used or is missing in, or one if it has used none.
+ * that it has used or is missing in, or one if it has used none. Not of one that is over.
  */
 export function lanesOf({ groups, lanes, missing }, group) {
   if (group) {
@@ -41,7 +41,9 @@ export function lanesOf({ groups, lanes, missing }, group) {
     const shown = groups.find((one) => one.name === group.name && one.ranks.join() === ranks);
     return lanes.filter((lane) => lane.group === shown);
   }
-  const used = new Set(lanes.filter((lane) => lane.works.length > 0 || isMissing(missing, lane)));
+  const used = new Set(
+    lanes.filter((lane) => !lane.group.over && (lane.works.length > 0 || isMissing(missing, lane))),
+  );
   const seen = new Set([...used].map(({ rank }) => rank));
   return lanes.filter((lane) => {
     if (used.has(lane)) return true;

@@ -101,6 +101,12 @@ test("all groups have lanes where they were used, or where a rank is missing", (
   const data = { groups: [DEFAULT, OTHER, TP], lanes, missing: [{ group: TP, ranks: [1] }] };
   equal(lanesOf(data, null).map((one) => lanes.indexOf(one)), [0, 2, 3]);
   equal(lanesOf(data, { name: "tp", ranks: [0, 1] }).map((one) => lanes.indexOf(one)), [1, 2]);
+  // Rebuilt since: its own tab has them still.
+  const before = unpack({ ...data, groups: [TP], lanes: [], missing: [], late: [] }, null);
+  const [over] = unpack({ groups: [{ ...TP, over: true }], lanes: [], missing: [], late: [] }, before).groups;
+  const old = [lane(0, [work(0, 9)], over), lane(0, [work(0, 9)])];
+  equal(lanesOf({ ...data, lanes: old }, null), [old[1]]);
+  equal(lanesOf({ groups: [over], lanes: old, missing: [] }, TP), [old[0]]);
 });
 
 test("a group of two messages is one", () => {
