@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
-__all__ = ["describe_members", "format_ranks", "name_ranks"]
+__all__ = ["brief_members", "describe_members", "format_ranks", "name_ranks"]
 
 
 def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
@@ -40,3 +41,11 @@ def describe_members(ranks: Sequence[int]) -> str:
     """
     ordered = list(ranks) == sorted(ranks)
     return f"ranks {format_ranks(ranks) if ordered else ','.join(map(str, ranks))}"
+
+
+def brief_members(ranks: Sequence[int]) -> str:
+    """Return the ranks of a group in a few letters: ``0–7``, ``0,8…56``."""
+    steps = {after - rank for rank, after in pairwise(ranks)}
+    if len(ranks) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{ranks[0]},{ranks[1]}…{ranks[-1]}"
+    return format_ranks(ranks, "–")

@@ -179,12 +179,16 @@ class BoardActions:
     def _diagnose(self, request: Message) -> Message:
         if self._find_verdicts is None:
             raise ValueError("this board was made without a diagnosis")
+        before = list(map(_essence, self._get_model().verdicts))
         verdicts = self._find_verdicts()
         self._show_verdicts(verdicts)
         if not verdicts:
             return {"text": "Nothing is wrong: no op is stuck, every rank answers."}
         faults = dict.fromkeys(verdict.fault.value for verdict in verdicts)
-        return {"text": f"Diagnosis: {', '.join(faults)}."}
+        text = f"Diagnosis: {', '.join(faults)}"
+        if list(map(_essence, verdicts)) == before:
+            text += f", as before: asked again at {time.strftime('%H:%M:%S')}"
+        return {"text": f"{text}."}
 
     def _dismiss(self, request: Message) -> Message:
         """Forget the hangs that are over."""
@@ -240,6 +244,10 @@ class BoardActions:
         if found is None:
             return {"text": ""}
         return {"text": self._source_line(int(found[1]), int(found[2]))}
+
+
+def _essence(verdict: Verdict) -> tuple[object, ...]:
+    return verdict.fault, verdict.culprits, verdict.group, verdict.seq
 
 
 def _listed(sentences: Sequence[str]) -> list[str]:

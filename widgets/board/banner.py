@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import brief_members, name_ranks
 
 from ..absence_graph import picture_of
 from ..units import elapsed_text
@@ -135,10 +135,11 @@ def banner_of(
 def _verdicts(verdicts: Sequence[Verdict], groups: Sequence[Group]) -> Banner:
     sentences = []
     for verdict in verdicts:
-        # The text has the name of the group, which others may have, too.
-        named = _named(verdict.group, groups)
-        group = "" if named.endswith("'") else f" (group {named})"
-        sentences.append(_sentence(text(verdict, 600) + group))
+        said, named = text(verdict, 600), _named(verdict.group, groups)
+        if named not in said and named != repr(text(verdict.group.name, 60)):
+            # Others have its name, too.
+            said += f" (group {named})"
+        sentences.append(_sentence(said))
     first = verdicts[0]
     title = first.fault.value.capitalize()
     tabs = sorted(
@@ -296,11 +297,11 @@ def _busy(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner:
 
 
 def _named(key: GroupKey, groups: Sequence[Group]) -> str:
-    """Return ``'tp'``; ``'tp' of ranks 0–1`` where another group has the name."""
-    name = repr(text(key.name, 60))
+    """Return ``'tp'``; ``'tp (0–1)'`` where another group has the name, as its tab."""
+    name = text(key.name, 60)
     if sum(group.key.name == key.name for group in groups) > 1:
-        return f"{name} of {name_ranks(key.ranks)}"
-    return name
+        name += f" ({brief_members(key.ranks)})"
+    return repr(name)
 
 
 def _are(ranks: Sequence[int]) -> str:

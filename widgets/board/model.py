@@ -16,7 +16,6 @@ import functools
 import re
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
@@ -28,7 +27,7 @@ from rankscope.backends.observe.lateness import (
     late_lines,
 )
 from rankscope.backends.observe.verdicts import Fault, Verdict, on_group
-from rankscope.backends.rank_sets import format_ranks
+from rankscope.backends.rank_sets import brief_members
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.engines.status import advice_of
 
@@ -241,7 +240,7 @@ class BoardModel:
         for group in self.groups:
             label = group.name
             if names.count(group.name) > 1:
-                label += f" ({_members(group.ranks)})"
+                label += f" ({brief_members(group.ranks)})"
             if group.library:
                 label += f" · {group.library}"
             verdicts = on_group(self.verdicts, group.key)
@@ -392,14 +391,6 @@ class BoardModel:
         for key in self._sent_rows.keys() - by_id.keys():
             del self._sent_rows[key]
         return found
-
-
-def _members(ranks: Sequence[int]) -> str:
-    """Return the ranks of a group in a few letters: ``0–7``, ``0,8…56``."""
-    steps = {after - rank for rank, after in pairwise(ranks)}
-    if len(ranks) > 3 and len(steps) == 1 and steps != {1}:
-        return f"{ranks[0]},{ranks[1]}…{ranks[-1]}"
-    return format_ranks(ranks, "–")
 
 
 @functools.lru_cache(4096)

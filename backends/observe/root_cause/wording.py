@@ -99,7 +99,9 @@ def undecided(picture: Picture) -> Verdict:
 
 def _edges(cycle: Sequence[Wait], names: Names) -> Iterable[WaitFor]:
     for wait, following in zip(cycle, (*cycle[1:], *cycle[:1]), strict=True):
-        yield WaitFor(wait.rank, following.rank, names.edge(wait), wait.group.name)
+        yield WaitFor(
+            wait.rank, following.rank, names.edge(wait), names.label(wait.group)
+        )
 
 
 def _waiting(cause: Cause, picture: Picture, names: Names) -> tuple[Waiting, ...]:
@@ -111,7 +113,7 @@ def _waiting(cause: Cause, picture: Picture, names: Names) -> tuple[Waiting, ...
         awaited = wait.awaited.intersection(cause.culprits)
         if wait.rank in cause.culprits or not awaited:
             continue
-        key = names.edge(wait), wait.group.name, tuple(sorted(awaited))
+        key = names.edge(wait), names.label(wait.group), tuple(sorted(awaited))
         found.setdefault(key, set()).add(wait.rank)
     ordered = sorted(found.items(), key=lambda one: (-len(one[1]), one[0]))
     return tuple(Waiting(tuple(sorted(ranks)), *key) for key, ranks in ordered)
@@ -339,14 +341,12 @@ def _lines(waits: Iterable[Wait], names: Names) -> list[str]:
     ordered = sorted(places.items(), key=lambda one: (-len(one[1]), one[0]))
     lines = []
     for (*_, whom), found in ordered:
-        groups = len({one.group for one in found})
         awaited = {
             rank for one in found for rank in one.absent or (one.unknown or ())
         } - {one.rank for one in found}
-        text = f"{they_wait(found)} in {names.wait(found[0])}"
-        if groups > 1:
-            text += f", {groups} groups of this name,"
+        groups = (one.group for one in found)
+        text = f"{they_wait(found)} in {names.wait(found[0], *groups)}"
         if awaited and not whom:
             text += f" for {some(awaited)}"
-        lines.append(text.rstrip(","))
+        lines.append(text)
     return lines

@@ -122,9 +122,11 @@ def test_a_missing_rank_and_what_follows_from_it() -> None:
     assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
     assert (found.group.name, found.seq, found.line) == ("tp", 3, "train.py:60")
     assert "it issued 2 of 3 all_reduces of train.py:60" in found.text
-    assert [line for line in found.consequences if "'dp'" in line]
+    # Groups of one name are told with their ranks, in one line.
+    dp = "of groups 'dp (0,2)' and 'dp (1,3)' (train.py:70) for ranks 0–1"
+    assert found.consequences == (f"ranks 2–3 wait in all_reduce #1 {dp}",)
     # For the picture: who waits for it, and where it is.
-    (waits,) = (one for one in found.waits if one.group == "tp")
+    (waits,) = (one for one in found.waits if one.group == "tp (0–1)")
     assert (waits.ranks, waits.op) == ((0,), "all_reduce #3")
     assert [one.ranks for one in found.absent] == [(1,)]
     assert "issued 2 of 3 all_reduces" in found.absent[0].where
@@ -232,7 +234,8 @@ def test_an_error_that_has_ended_a_cell_is_the_cause_of_what_waits_elsewhere() -
         if unlike:
             assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (0, 1))
             assert found.consequences == (
-                "rank 3 waits in all_reduce #1 of group 'dp' (train.py:10) for rank 1",
+                "rank 3 waits in all_reduce #1 of group 'dp (1,3)' (train.py:10) "
+                "for rank 1",
             )
         else:
             assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (1,))
@@ -249,7 +252,7 @@ def test_a_death_is_the_cause_where_its_error_has_ended_who_is_awaited() -> None
     dead = RankEvidence(0, death="rank 0 is dead: killed by SIGKILL")
     found = only(look(ranks[1:], dead))
     assert (found.fault, found.culprits) == (Fault.RANK_DEAD, (0,))
-    said = "rank 3 waits in all_reduce #1 of group 'dp' (train.py:10)"
+    said = "rank 3 waits in all_reduce #1 of group 'dp (1,3)' (train.py:10)"
     assert str(found) == f"rank 0 is dead: killed by SIGKILL; {said}"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Profile, RankStacks
 from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets.board import actions as board_actions
@@ -48,11 +50,12 @@ def _click(
     what: str,
     head: dict[str, Any] | None = None,
     model: BoardModel | None = None,
+    found: Sequence[Verdict] | None = None,
     **parameters: Any,
 ) -> dict[str, Any]:
     """Return the answer to a click on `model`, by default the board of four ranks.
 
-    Rank 0 has issued an op in 'tp' that rank 1 has not.
+    Rank 0 has issued an op in 'tp' that rank 1 has not. A diagnosis finds `found`.
     """
     made = [
         rank(n, group(), *([group("tp", (0, 1), issued=n)] if n < 2 else ()))
@@ -63,10 +66,10 @@ def _click(
     answers = queue.SimpleQueue[Any]()
     actions = BoardActions(
         asked,  # type: ignore[arg-type]
-        diagnose=None,
+        diagnose=None if found is None else lambda: found,
         send=answers.put,
         get_model=lambda: model,
-        show_verdicts=lambda verdicts: None,
+        show_verdicts=model.show_verdicts,
         on_done=lambda: None,
         source_line=lambda cell, line: "",
     )
@@ -104,6 +107,18 @@ def test_a_rebuild_takes_in_groups_that_are_out_of_step() -> None:
     answer = _click(asked, "rebuild", groups=["g0"])
     assert asked.calls == [("rebuild", keys)]
     assert answer["text"] == "Groups 'default', 'tp' rebuilt."
+
+
+def test_a_diagnosis_says_what_is_new() -> None:
+    status, verdicts = simulated.hang(4, 2)
+    model = BoardModel.of(status)
+    told = [_click(Asked(), "diagnose", model=model, found=verdicts) for _ in "ab"]
+    assert told[0]["text"] == "Diagnosis: missing ranks."
+    # The banner has it: that the ranks were asked is what there is to say.
+    said = "Diagnosis: missing ranks, as before: asked again at "
+    assert told[1]["text"].startswith(said)
+    none = _click(Asked(), "diagnose", model=model, found=[])
+    assert none["text"].startswith("Nothing is wrong")
 
 
 def test_hangs_that_are_over_are_dismissed() -> None:

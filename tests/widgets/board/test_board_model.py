@@ -429,7 +429,7 @@ class TestBanner:
         rows = tabs[other.key].rows().values()
         assert not any("verdict" in row or "blame" in row for row in rows)
         banner = found.banner()
-        assert banner.text == "Why (group 'tp' of ranks 0–1)."
+        assert banner.text == "Why (group 'tp (0–1)')."
         assert banner.groups == (tabs[hangs.key].id,)
 
     def test_who_waits_in_another_group_waits_for_the_cause(self) -> None:

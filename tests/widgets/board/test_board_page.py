@@ -340,6 +340,11 @@ class TestButtons:
         scene.page.play(answer)
         assert scene.button("Abort").is_enabled()
         assert "Done so." in scene.texts("head")[0]
+        # It is of the past once another cell runs.
+        scene.take(statuses.cluster(*idle(4)))
+        assert "Done so." in scene.texts("head")[0]
+        scene.take(simulated.Simulation(4).step())
+        assert "Done so." not in scene.texts("head")[0]
 
     def _confirmed(self, scene: Scene) -> bool:
         if scene.button("yes").is_visible():

@@ -100,6 +100,12 @@ export class Board {
       known[key] ||= change[key];
     }
     if (change.trouble) this.showOutcome(change.trouble, false);
+    if (change.banner) {
+      const rests = !["busy", "working"].includes(this.store.headline.mood);
+      // "Rebuilt." is of the past once a cell runs.
+      if (this.rested && !rests && this.done.textContent) this.showOutcome("", true);
+      this.rested = rests;
+    }
     const changed = change.rows.get(this.group);
     if (changed) this.table.mark(changed);
     // A hang begins or ends: that is not to wait for the next request.
