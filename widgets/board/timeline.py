@@ -169,7 +169,7 @@ def _absent(lanes: Sequence[_Lane], known: set[int]) -> list[_Lane]:
 
 
 def _over(lanes: Sequence[_Lane], generations: Mapping[GroupKey, int]) -> set[_Group]:
-    """Return the groups with no op in their present generation, if others have later."""
+    """Return the groups with no op since their rebuild, if others have later ones."""
     present = {(text(key.name, 60), key.ranks): n for key, n in generations.items()}
     last: dict[_Group, int] = {}
     old: set[_Group] = set()
