@@ -107,7 +107,13 @@ class CellMagics:
                     had = error.of(CELL_VALUE, execution.ranks)
                     shell.user_ns.update({output: had} if had else {})
                 raise CommandError(f"%%distributed -o {output}", str(error)) from None
-            shell.user_ns[output] = [found[rank] for rank in execution.ranks]
+            shell.user_ns[output] = kept = [found[rank] for rank in execution.ranks]
+            if all(value is None for value in kept):
+                print(
+                    f"-o {output}: the last line of the cell has no value: {output} is "
+                    f"{'a list of ' if len(kept) > 1 else ''}None; end the cell with "
+                    "an expression, or read a variable by %dist_pull"
+                )
         return None
 
     def _chosen(

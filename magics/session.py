@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, Job, StallWatch
 from rankscope.engines.cluster.spans import Spans, spans_if_installed
 
@@ -121,12 +121,21 @@ class Session:
     def hang(self, ranks: Collection[int]) -> Mapping[str, str] | None:
         """Return why a cell that runs on `ranks` hangs, as the data of an output."""
         for one in self._verdicts if self.in_cells else ():
+            if self._is_outdated(one):
+                continue
             if not {*one.waiting, *one.culprits}.isdisjoint(ranks):
                 text = f"{one.fault.value.capitalize()}: {one}"
                 if self._board is not None:
                     return self._board.hang_bundle(text, one)
                 return {"text/plain": f"{text} (an interrupt ends the cell)"}
         return None
+
+    def _is_outdated(self, verdict: Verdict) -> bool:
+        """Return whether a rank that it calls dead was restarted since."""
+        if verdict.fault is not Fault.RANK_DEAD or self._cluster is None:
+            return False
+        status = self._cluster.glance(verdict.culprits)
+        return any(one.alive for one in status.ranks)
 
     def pin_board(self, pinned: bool) -> None:
         """Keep the board in sight, and later boards, or no more."""

@@ -54,7 +54,7 @@ from .children import give_children_their_signals
 from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
 from .hang_reports import HangReports
 from .nccl_report import NcclReports
-from .no_input import explain_input
+from .no_input import end_cell_at_exit, explain_input
 from .printing import name_cells_in_warnings, print_progress_as_text
 from .publisher import StatusPublisher
 from .rank_store import RankStore
@@ -148,6 +148,7 @@ class Agent:
         )
         kernel.control_handlers[message_types.REQUEST] = self._serve
         private.serve_signals(kernel)
+        private.end_by_sigterm(kernel)
         self._adapt_shell()
         recorder.set_source_namer(source.describe)
         locate_with(self.cells.place)
@@ -157,6 +158,7 @@ class Agent:
         """Adapt IPython to an engine, at which nobody types."""
         allow_top_level_await(self.kernel)
         explain_input(self.kernel, self.cells.source.describe)
+        end_cell_at_exit(self.shell)
         print_progress_as_text()
         name_cells_in_warnings(self.cells.source)
         # `dist.all_reduce?` is output of the cell: no front end opens a rank's pager.

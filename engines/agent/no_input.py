@@ -1,15 +1,16 @@
-"""What asks a person for input on a rank: each is answered by a sentence."""
+"""What is for a person who types, on a rank: each is answered by a sentence."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from IPython.core.error import StdinNotImplementedError
 
-__all__ = ["explain_input"]
+__all__ = ["end_cell_at_exit", "explain_input"]
 
 
 _HINT = "%dist_debug -r RANK opens the frame in which a rank failed"
@@ -48,3 +49,26 @@ def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
     kernel.raw_input = kernel.getpass = no_input
     kernel.shell.register_magic_function(no_debug, "line", "debug")
     sys.breakpointhook = no_breakpoint
+
+
+class _Exit:
+    """``exit`` and ``quit`` of a rank."""
+
+    def __call__(self, *arguments: object) -> NoReturn:
+        raise SystemExit(repr(self))
+
+    def __repr__(self) -> str:
+        return (
+            "exit() ends the cell on this rank, and not the rank: "
+            "%dist_shutdown ends the ranks"
+        )
+
+
+def end_cell_at_exit(shell: Any) -> None:
+    """Have ``exit()`` end the cell, as ``sys.exit()`` does.
+
+    That of ipykernel goes on with the cell, and ends the process after it.
+    """
+    shell.user_ns["exit"] = shell.user_ns["quit"] = _Exit()
+    # IPython's hint at every SystemExit.
+    warnings.filterwarnings("ignore", "To exit: use 'exit', 'quit', or Ctrl-D")

@@ -195,7 +195,10 @@ def failure_key(error: RankError) -> Hashable:
     trace = _FOLDED.sub("…", plain("\n".join(_without_our_frames(error))))
     if said != error.evalue:
         trace = trace.partition(said)[0]
-    return (error.ename, error.line, _NUMBER.sub("#", said), _NUMBER.sub("#", trace))
+    # Of a death the exit code counts, and not the process.
+    end, process, rest = said.partition(" (engine ")
+    said = end + _NUMBER.sub("#", process + rest) if process else _NUMBER.sub("#", said)
+    return (error.ename, error.line, said, _NUMBER.sub("#", trace))
 
 
 def _gist(error: RankError) -> str:

@@ -158,6 +158,16 @@ def test_what_asks_for_input_names_it(kernel: Kernel, code: str, said: str) -> N
     assert "no_input.py" not in shown
 
 
+def test_exit_ends_the_cell_and_not_the_rank(kernel: Kernel) -> None:
+    cell = kernel("%%distributed", "if rank == 1: exit()", "went_on = rank")
+    assert "rank 1: SystemExit: exit() ends the cell on this rank" in cell.error
+    assert "%dist_shutdown" in " ".join(cell.error.split())
+    assert cell.stream("stderr") == ""
+    kept = kernel("%%distributed", "'went_on' in globals()", "dist.barrier(); rank")
+    assert kept.error == ""
+    assert "exit() ends the cell" in kernel("%%distributed", "quit").stream("stdout")
+
+
 def test_what_was_typed_instead_leaves_the_failure_to_look_at(kernel: Kernel) -> None:
     kernel("%%distributed", "kept = 42", "1 / 0")
     kernel("%%distributed", "%debug")

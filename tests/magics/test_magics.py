@@ -331,7 +331,8 @@ def test_the_values_of_a_cell_come_into_the_notebook(notebook: Notebook) -> None
     notebook("%%distributed -o", "x = rank * 2", "x")
     assert notebook("_ranks").value == [0, 2, 4, 6]
     # A cell that does not end with an expression has none, not that of another cell.
-    notebook("%%distributed -o nothing", "x = rank")
+    seen = notebook("%%distributed -o nothing", "x = rank")
+    assert "nothing is a list of None; end the cell with an expression" in seen.out
     assert notebook("nothing").value == [None] * 4
 
 

@@ -213,6 +213,27 @@ def test_a_cell_that_runs_is_interrupted(
 
 
 @pytest.mark.processes
+def test_a_sigterm_is_told_as_the_cause(tmp_path: Path) -> None:
+    """ipyparallel ended such an engine by an error of its event loop: exit code 1."""
+    left = tmp_path / "left"
+    with Cluster.start(2) as cluster:
+        leave = f"atexit.register(pathlib.Path({str(left)!r}).touch)"
+        code = f"import atexit, pathlib; {leave}"
+        cluster.execute(code, ranks=[1]).result(WAIT)
+        seen = cluster.execute(
+            "import os, signal\n"
+            "if rank == 1: os.kill(os.getpid(), signal.SIGTERM)\n"
+            "dist.barrier()\nrank"
+        ).result(WAIT)
+        # Its cell goes on to the end.
+        assert seen
+        until(lambda: cluster.status().dead == [1], WAIT, "the death")
+        reason = str(cluster.status().ranks[1].reason)
+        assert reason.startswith("rank 1 is dead: killed by SIGTERM (")
+    assert left.exists()
+
+
+@pytest.mark.processes
 def test_a_renewal_that_waits_for_a_silent_rank_ends(
     monkeypatch: pytest.MonkeyPatch, stopped: Cluster
 ) -> None:

@@ -68,6 +68,18 @@ def test_errors_are_one_if_they_differ_in_numbers_only(
     )
 
 
+def test_deaths_with_other_exit_codes_are_told_apart() -> None:
+    how = {0: "exit code 1", 1: "exit code 4", 2: "exit code 4", 3: "killed by SIGKILL"}
+    died = [
+        RankError(rank, "EngineDied", f"{end} (engine {rank}, pid {70 + rank} on vm)")
+        for rank, end in how.items()
+    ]
+    first, second, third = summary_of(died).split("; rank")
+    assert first.startswith("rank 0: EngineDied: exit code 1 (")
+    assert second.startswith("s 1–2: EngineDied: exit code 4 (")
+    assert third.startswith(" 3: EngineDied: killed by SIGKILL (")
+
+
 def test_a_rank_that_is_part_of_the_reason_stays() -> None:
     said = (
         "all_reduce #1 of group 'default' on rank 0 (cell 7 line 3): all_reduce: dtype "
