@@ -53,12 +53,24 @@ class Look:
         if self.has_records:
             # Else they are all that the report has.
             lines += [f"  {line}" for line in self.report.places()]
-        for member in self.job.members:
-            if member.rank is None:
-                told = _told(self.stacks[member.process.pid])
-                lines.append(f"  process {member.process.pid} {told}")
+        lines += [f"  {line}" for line in self._without_rank()]
         notes = [*self._problems(), *self._notes()]
         return "\n".join([*lines, *(f"  {note}" for note in notes)])
+
+    def _without_rank(self) -> list[str]:
+        """Return ``processes 4720–4723 are at train.py:88``; alike ones once."""
+        alike: dict[tuple[str, str], list[int]] = {}
+        for member in self.job.members:
+            if member.rank is None:
+                pid = member.process.pid
+                alike.setdefault(_told(self.stacks[pid]), []).append(pid)
+        lines = []
+        for (verb, told), pids in alike.items():
+            if len(pids) > 1:
+                verb = _VERBS.get(verb, verb)
+            who = "process" if len(pids) == 1 else "processes"
+            lines.append(f"{who} {_numbers(pids)} {verb} {told}")
+        return lines
 
     def _problems(self) -> list[str]:
         """Return ``ranks 0–3: the process is another user's: …``; alike ones once."""
@@ -149,13 +161,19 @@ def _command(command: Sequence[str]) -> str:
     return text if len(text) <= _LONGEST_COMMAND else f"{text[:cut]}…"
 
 
-def _told(stack: Stack) -> str:
-    """Return ``is at data.py:77 in wait of threading.py``."""
+#: What several processes do, by what one does.
+_VERBS = {"is": "are", "runs": "run"}
+
+
+def _told(stack: Stack) -> tuple[str, str]:
+    """Return ``is``, and ``at data.py:77 in wait of threading.py``."""
+    if stack.problem:
+        return "cannot", f"be read: {stack.problem}"
     if stack.line is None:
-        return f"cannot be read: {stack.problem}"
+        return "runs", "no line of a program"
     called = f" in {stack.called}" if stack.called else ""
     moves = f"; {MOVES}" if stack.moves else ""
-    return f"is at {stack.line}{called}{moves}"
+    return "is", f"at {stack.line}{called}{moves}"
 
 
 def _place(stack: Stack) -> dict[str, Any]:

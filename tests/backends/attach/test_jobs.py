@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from rankscope.backends.attach.choose import jobs_of_user, processes_named
-from rankscope.backends.attach.jobs import Job, find_jobs
+from rankscope.backends.attach.jobs import Job, Member, find_jobs
 from rankscope.backends.attach.launchers import launcher_of, module_of, stated_rank
+from rankscope.backends.attach.look import Look
 from rankscope.backends.attach.process_table import Process
+from rankscope.backends.attach.stacks import Stack
+from rankscope.backends.observe.evidence import SourceLine, combine
+from rankscope.backends.post_mortem.report import Report
 
 PYTHON = "/env/bin/python3.12"
 
@@ -267,3 +271,16 @@ def test_jobs_of_other_users_are_for_root() -> None:
     )
     assert [ranks(job) for job in jobs_of_user(found, 1001)] == [{0: 3}]
     assert len(jobs_of_user(found, 0)) == 2
+
+
+def test_processes_without_a_rank_are_told_once_where_they_are_in_one_place() -> None:
+    members = [Member(process(pid, 1, PYTHON)) for pid in (4, 5, 6, 8, 9)]
+    job = Job("ipyparallel", "", 1, None, tuple(members))
+    waiting = Stack(SourceLine("train.py", 7), "`wait` of threading.py")
+    stacks = {pid: waiting for pid in (4, 5, 8)} | {6: Stack(), 9: Stack(problem="no")}
+    report = Report((), (), combine([]))
+    assert Look(job, stacks, report).as_text().splitlines()[-4:-1] == [
+        "  processes 4–5, 8 are at train.py:7 in `wait` of threading.py",
+        "  process 6 runs no line of a program",
+        "  process 9 cannot be read: no",
+    ]
