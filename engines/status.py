@@ -180,6 +180,10 @@ class RankStatus(Summary):
     #: Why the rank is dead, a sentence that names it; or why its summary cannot be
     #: read.
     reason: str | None = None
+    #: How a dead rank died; `reason` has also why, where that was found.
+    death: str | None = None
+    #: What ranks issued unlike, because of which a library ended it.
+    crash_causes: tuple[Verdict, ...] = ()
     #: Seconds since the last summary, ``None`` before the first one.
     heartbeat_age: float | None = None
 

@@ -59,7 +59,7 @@ def diagnose(
         ),
         *found,
     ]
-    return [
+    found = [
         replace(
             one,
             certain=_is_certain(one, views),
@@ -70,6 +70,7 @@ def diagnose(
         )
         for one in found
     ]
+    return _with_crash_causes(found, views)
 
 
 def completed_unlike(
@@ -140,6 +141,44 @@ def _on_gone(
     first = max(theirs, key=lambda key: len(key.ranks))
     affected = tuple(sorted(theirs))
     return [Verdict(fault, first, tuple(ranks), (), "", 0, text, groups=affected)]
+
+
+def _with_crash_causes(
+    found: Sequence[Verdict], views: Mapping[int, RankView]
+) -> list[Verdict]:
+    """Return `found`, where a library ended ranks with what they issued unlike."""
+    explained: list[Verdict] = []
+    rest: list[Verdict] = []
+    for one in found:
+        causes: dict[tuple[Fault, GroupKey], Verdict] = {}
+        ended = [rank for rank in one.culprits if _crash_causes(views, rank)]
+        for rank in ended:
+            for cause in _crash_causes(views, rank):
+                # Of ranks that one op has ended, each may know as much as the others.
+                causes.setdefault((cause.fault, cause.group), cause)
+        if not ended or len(ended) < len(one.culprits):
+            # The others died of something else.
+            rest.append(one)
+            explained += [replace(two, dead=tuple(ended)) for two in causes.values()]
+        else:
+            explained += [
+                replace(
+                    cause,
+                    waiting=one.waiting,
+                    consequences=(one.text, *one.consequences),
+                    groups=tuple(dict.fromkeys((*one.groups, one.group))),
+                    certain=True,
+                    waits=one.waits,
+                    dead=one.culprits,
+                )
+                for cause in causes.values()
+            ]
+    known = {(one.fault, one.group) for one in explained}
+    return explained + [one for one in rest if (one.fault, one.group) not in known]
+
+
+def _crash_causes(views: Mapping[int, RankView], rank: int) -> Sequence[Verdict]:
+    return views[rank].crash_causes if rank in views else ()
 
 
 def _is_certain(verdict: Verdict, views: Mapping[int, RankView]) -> bool:

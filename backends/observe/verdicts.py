@@ -64,6 +64,8 @@ class RankView:
     now_ns: int = 0
     #: Why the rank is dead, if it is dead: a sentence that names the rank.
     death: str | None = None
+    #: What ranks issued unlike, because of which a library ended its process.
+    crash_causes: tuple[Verdict, ...] = ()
     #: Seconds since the rank's last answer, if the rank does not answer.
     silent_for: float | None = None
     #: Why the rank does not answer, and what to do, if it is known for certain.
@@ -149,6 +151,8 @@ class Verdict:
     groups: tuple[GroupKey, ...] = ()
     #: Of a deadlock the ranks that wait for each other, each for the next one.
     cycle: tuple[WaitFor, ...] = ()
+    #: The ranks that a library ended because of it.
+    dead: tuple[int, ...] = ()
     #: Of ranks that others wait for: who waits, the most ranks first.
     waits: tuple[Waiting, ...] = ()
     #: Of such ranks, those that are in one place together.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope.backends.groups.world import world
+from rankscope.backends.observe.export import local_dump
+from rankscope.backends.observe.records import Record
 from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
@@ -24,8 +25,9 @@ HEARTBEAT = 1.0
 #: makes progress needs few messages, and each one takes CPU time from collectives.
 STEADY_OPS = 50
 STEADY_INTERVAL = 0.25
-#: Seconds that the last message gets.
+#: Seconds that the last message gets, and how many records it has.
 LAST = 0.2
+LAST_RECORDS = 50
 #: Seconds after which a subscription that was not renewed ends.
 LEASE = 30.0
 
@@ -85,11 +87,9 @@ class StatusPublisher:
             self._changed.set()
 
     def publish_last(self) -> None:
-        """Publish once more before the process is ended, with the op that it is in."""
-        for source in world.sources:
-            # A summary alone may lack what was issued a moment ago.
-            source.records()
-        self._publish(time.monotonic(), last=True)
+        """Publish once more before the process is ended, with its last records."""
+        # A summary alone may lack what was issued a moment ago.
+        self._publish(time.monotonic(), local_dump(LAST_RECORDS)["records"])
         # Until it is sent, by threads of ipykernel and of ZeroMQ.
         time.sleep(LAST)
 
@@ -108,8 +108,8 @@ class StatusPublisher:
             steady = issued - before >= STEADY_OPS
             time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
 
-    def _publish(self, now: float, last: bool = False) -> float:
-        """Publish to those whose turn it is; to all if it is the `last` time.
+    def _publish(self, now: float, last: Sequence[Record] | None = None) -> float:
+        """Publish to those whose turn it is; to all, with its `last` records, at once.
 
         Return when it is the turn of the first of the others.
         """
@@ -117,14 +117,14 @@ class StatusPublisher:
         for msg_id, one in list(self.subscriptions.items()):
             if now > one.until:
                 self.subscriptions.pop(msg_id, None)
-            elif not last and now - one.sent_at < one.interval:
+            elif last is None and now - one.sent_at < one.interval:
                 due = min(due, one.sent_at + one.interval)
             else:
                 one.sent_at = now
                 private.publish(
                     self._kernel,
                     message_types.STATUS,
-                    {"summary": self._summary()},
+                    {"summary": self._summary()} | ({"records": last} if last else {}),
                     one.header,
                 )
         return due

@@ -300,7 +300,7 @@ def _turn_refused(held: Mapping[int, requests.Holder]) -> str:
 
 
 def _engine_died(slot: RankSlot) -> RankError:
-    cause = str(slot.death_cause)
+    cause = slot.reason_without_rank
     return RankError(slot.rank, "EngineDied", cause, culprits=[slot.rank], reason=cause)
 
 

@@ -1,8 +1,8 @@
 """Why a rank's library ended the process: its last op, beside those of the others.
 
 gloo calls ``abort`` where the sizes of an op differ between ranks, and writes beside an
-array where its dtype does. The end is held up
-meanwhile (`backends.hang_report.silent`), so that the rank has published the op.
+array where its dtype does. An abort is held up meanwhile
+(`backends.hang_report.silent`), so that the rank has published its last records.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from rankscope.backends.groups.summary import GroupStatus, OpStatus
 from rankscope.backends.observe.diagnosis import diagnose
-from rankscope.backends.observe.verdicts import Fault, RankView, in_one
+from rankscope.backends.observe.verdicts import Fault, RankView, Verdict
 from rankscope.backends.work.flight_recorder import SIZES_SHOWN
 
 from ..wire.requests import GetFlightRecord
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot
 
-__all__ = ["CRASHES", "cause_of_crash"]
+__all__ = ["CRASHES", "causes_of_crash"]
 
 #: What ends a process where a library gives up, or has written beside an array.
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
@@ -32,18 +32,19 @@ ANSWER = 1.0
 _UNLIKE = (
     *(Fault.OP_MISMATCH, Fault.ORDER_MISMATCH, Fault.ROOT_MISMATCH),
     *(Fault.REDUCE_OP_MISMATCH, Fault.DTYPE_MISMATCH, Fault.SIZE_MISMATCH),
+    Fault.SPLIT_MISMATCH,
 )
 
 
-def cause_of_crash(registry: RankRegistry, slot: RankSlot) -> str:
+def causes_of_crash(registry: RankRegistry, slot: RankSlot) -> list[Verdict]:
     """Return how the op that a dead rank was in differs from that of the others.
 
-    Empty where nothing is known to differ.
+    ``[]`` where nothing is known to differ.
     """
     last = _last_ops(slot)
     others = {rank for group, _ in last for rank in group.ranks} - {slot.rank}
     if not others:
-        return ""
+        return []
     answers = registry.ask(GetFlightRecord(RECORDS), others, ANSWER)
     now_ns = time.time_ns()
     views = {
@@ -53,11 +54,13 @@ def cause_of_crash(registry: RankRegistry, slot: RankSlot) -> str:
     # The same op may have ended others of them too.
     for one in registry.slots:
         if one is slot or one.rank in others - views.keys():
-            records = [_record(group, op) for group, op in _last_ops(one)]
+            records = one.last_records or [
+                _record(group, op, now_ns) for group, op in _last_ops(one)
+            ]
             views[one.rank] = RankView(one.rank, records=records, now_ns=now_ns)
     groups = {group.key: group.generation for group, _ in last}
     found = diagnose(groups, views, stall=0.0)
-    return in_one(one for one in found if one.fault in _UNLIKE)[0]
+    return [one for one in found if one.fault in _UNLIKE]
 
 
 def _last_ops(slot: RankSlot) -> list[tuple[GroupStatus, OpStatus]]:
@@ -72,7 +75,7 @@ def _last_ops(slot: RankSlot) -> list[tuple[GroupStatus, OpStatus]]:
     ]
 
 
-def _record(group: GroupStatus, op: OpStatus) -> dict[str, Any]:
+def _record(group: GroupStatus, op: OpStatus, now_ns: int) -> dict[str, Any]:
     """Return the record of an op, as far as a status has it."""
     is_p2p = op.op in ("send", "recv")
     return {
@@ -90,7 +93,7 @@ def _record(group: GroupStatus, op: OpStatus) -> dict[str, Any]:
         "sizes": op.sizes if len(op.sizes) < SIZES_SHOWN else (),
         "dtypes": op.dtypes,
         "frame": {"source": op.source},
-        "time_created_ns": time.time_ns() - int((op.elapsed or 0.0) * 1e9),
+        "time_created_ns": now_ns - int((op.elapsed or 0.0) * 1e9),
         "time_started_ns": 0,
         "time_ended_ns": 0,
     }

@@ -266,7 +266,10 @@ def _view(
         records=dump["records"] if dump else (),
         recorded=dump is not None,
         now_ns=time.time_ns() + records.offsets_ns.get(one.rank, 0),
-        death=None if one.alive else one.reason or f"rank {one.rank} is dead",
+        death=None
+        if one.alive
+        else one.death or one.reason or f"rank {one.rank} is dead",
+        crash_causes=one.crash_causes,
         # At least for `QUIET` s, if it never sent anything.
         silent_for=(
             (one.heartbeat_age or QUIET) if one.alive and _silent(one) else None

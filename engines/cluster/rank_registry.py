@@ -137,7 +137,7 @@ class RankRegistry:
     def _call_subscribers(self, slot: RankSlot) -> None:
         summary = slot.summary
         if slot.death is not None:
-            summary = replace(summary, dead=slot.death)
+            summary = replace(summary, dead=str(slot.reason))
         for callback in self._on_status:
             try:
                 callback(slot.rank, summary)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rankscope.backends.observe.records import Record
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.process_end import describe_exit_code
 
@@ -64,6 +66,12 @@ class RankSlot:
     death_cause: str | None = None
     #: The exit code of its process; ``None``: it has ended none, or is not known.
     exit_code: int | None = None
+    #: The records that it sent before a library ended it.
+    last_records: Sequence[Record] = ()
+    #: What ranks issued unlike, because of which a library ended it.
+    crash_causes: tuple[Verdict, ...] = ()
+    #: Whether those are being looked for.
+    unexplained: bool = False
     #: UUID of its GPU, and whether it may share it; empty: none, or not known.
     gpu_uuid: str = ""
     may_share_gpu: bool = False
@@ -77,6 +85,21 @@ class RankSlot:
     def alive(self) -> bool:
         """Whether no death of the engine was reported."""
         return self.death is None
+
+    @property
+    def reason(self) -> str | None:
+        """How the rank died, and why, where that was found."""
+        return None if self.death is None else f"{self.death}{self._diagnosis}"
+
+    @property
+    def reason_without_rank(self) -> str:
+        """The same for messages that name the rank."""
+        return f"{self.death_cause}{self._diagnosis}"
+
+    @property
+    def _diagnosis(self) -> str:
+        why = "; ".join(dict.fromkeys(one.text for one in self.crash_causes))
+        return f"; diagnosis: {why}" if why else ""
 
     @property
     def is_here(self) -> bool:
@@ -122,7 +145,9 @@ class RankSlot:
             rank=self.rank,
             engine_id=None if self.engine_id < 0 else self.engine_id,
             state=state,
-            reason=self.death or self.unreadable,
+            reason=self.reason or self.unreadable,
+            death=self.death,
+            crash_causes=self.crash_causes,
             heartbeat_age=age,
         )
 
@@ -131,9 +156,9 @@ def deaths(slots: Iterable[RankSlot], ranks: Iterable[int]) -> dict[int, str]:
     """Return rank → why it is dead, for the dead of `ranks`."""
     chosen = set(ranks)
     return {
-        slot.rank: slot.death
+        slot.rank: slot.reason
         for slot in slots
-        if slot.death is not None and slot.rank in chosen
+        if slot.reason is not None and slot.rank in chosen
     }
 
 

@@ -14,6 +14,7 @@ import ipyparallel
 from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.world import DEFAULT
+from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import format_ranks
 
 from ..errors import ClusterError
@@ -25,7 +26,7 @@ from . import recovery
 from . import variables as variables_
 from .benching import Bench, BenchRow, code_of
 from .cells import CellRunner
-from .crash import CRASHES, cause_of_crash
+from .crash import causes_of_crash
 from .execution import Execution
 from .introspection import Introspection
 from .observed_ranks import Chosen, ObservedRanks
@@ -226,7 +227,7 @@ class Ranks(ObservedRanks):
         [rank] = self._chosen(rank)
         slot = self._registry.slots[rank]
         if not slot.alive:
-            raise ClusterError(str(slot.death))
+            raise ClusterError(str(slot.reason))
         return self._registry.post(requests.AnswerPrompt(number, line), [rank])[rank]
 
     # -- benchmarks --------------------------------------------------------
@@ -404,7 +405,7 @@ class Ranks(ObservedRanks):
 
     def _died(self, slot: RankSlot) -> None:
         """Handle the death of an engine; runs on an I/O thread and must not wait."""
-        if self._open and -(slot.exit_code or 0) in CRASHES:
+        if self._open and slot.unexplained:
             threading.Thread(
                 target=self._explain_death,
                 args=(slot,),
@@ -412,23 +413,24 @@ class Ranks(ObservedRanks):
                 daemon=True,
             ).start()
         else:
+            slot.unexplained = False
             self._tell_death(slot)
 
     def _explain_death(self, slot: RankSlot) -> None:
         """Find why a library ended the process of a rank, and tell the others."""
+        found: list[Verdict] = []
         try:
             with contextlib.suppress(ClusterError, OSError):
-                why = cause_of_crash(self._registry, slot)
-                if why:
-                    self._registry.add_cause(slot, why)
+                found = causes_of_crash(self._registry, slot)
         finally:
+            self._registry.note_causes(slot, found)
             self._tell_death(slot)
 
     def _tell_death(self, slot: RankSlot) -> None:
         # A crash takes seconds to explain: the rank may have been restarted meanwhile.
         if self._open and self._registry.slots[slot.rank] is slot:
             with contextlib.suppress(OSError):
-                death, culprits = str(slot.death), [slot.rank]
+                death, culprits = str(slot.reason), [slot.rank]
                 self._registry.post(
                     requests.Abort(None, death, "the notebook", culprits, by_death=True)
                 )

@@ -502,7 +502,7 @@ def _check_alive(
             )
         raise ClusterError(
             f"group {name!r} cannot be rebuilt: "
-            f"{'; '.join(str(one.death) for one in dead)}. Start {what} again with "
+            f"{'; '.join(str(one.reason) for one in dead)}. Start {what} again with "
             f"{how}, then rebuild"
         )
     silent = [rank for rank in ranks if rank in answers.errors]

@@ -14,12 +14,15 @@ from typing import Any
 
 import ipyparallel
 
+from rankscope.backends.observe.verdicts import Verdict
+
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
 from ..wire.requests import Client, GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
 from .cluster_file import this_client
+from .crash import CRASHES
 from .gpus import Gpus
 from .processes import is_stopped
 from .rank_registry import RankRegistry
@@ -35,6 +38,8 @@ RENEWAL = 10.0
 HUB_WAIT = 2.0
 #: Seconds that a launcher gets to report the exit code of an engine.
 EXIT_CODE_WAIT = 0.3
+#: Seconds for which a status waits for why a library has ended a rank.
+EXPLANATION_WAIT = 2.0
 #: Seconds that the engines get to take note that a client detaches.
 DETACH_WAIT = 0.5
 
@@ -277,6 +282,7 @@ class EngineRegistry(RankRegistry):
             self.mark_dead(slot, on_purpose)
             return
         cause, slot.exit_code = why or slot.exit_cause(exit_code), exit_code
+        slot.unexplained = -(exit_code or 0) in CRASHES
         self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)
 
     def mark_dead(self, slot: RankSlot, death: str, cause: str | None = None) -> None:
@@ -293,11 +299,14 @@ class EngineRegistry(RankRegistry):
         self._on_death(slot)
         self._call_subscribers(slot)
 
-    def add_cause(self, slot: RankSlot, why: str) -> None:
-        """Note why a dead rank has died, found after its death."""
-        slot.death = f"{slot.death}; diagnosis: {why}"
-        slot.death_cause = f"{slot.death_cause}; diagnosis: {why}"
-        self._call_subscribers(slot)
+    def note_causes(self, slot: RankSlot, found: Iterable[Verdict]) -> None:
+        """Note why a library has ended a rank, as far as it was `found`."""
+        slot.crash_causes = tuple(found)
+        with self._lock:
+            slot.unexplained = False
+            self._deaths.notify_all()
+        if slot.crash_causes:
+            self._call_subscribers(slot)
 
     def await_deaths(self, slots: Iterable[RankSlot], patience: float) -> None:
         """Wait until the deaths of `slots` are noted, at most `patience` seconds."""
@@ -350,6 +359,11 @@ class EngineRegistry(RankRegistry):
         """Request summaries of the ranks whose last one is `older_than` seconds old."""
         self.take_over()
         super().refresh(older_than, timeout)
+        with self._deaths:
+            self._deaths.wait_for(
+                lambda: not any(slot.unexplained for slot in self.slots),
+                EXPLANATION_WAIT,
+            )
 
     def refresh_last(self, timeout: float) -> None:
         """Request the last summaries of ranks that are about to be ended."""
@@ -359,6 +373,7 @@ class EngineRegistry(RankRegistry):
         slot = self._by_uuid.get(message["metadata"].get("engine", ""))
         if slot is not None and slot.alive:
             self.record_summary(slot.rank, message["content"]["summary"])
+            slot.last_records = message["content"].get("records", ())
             self._call_subscribers(slot)
 
     def _renew(self) -> None:

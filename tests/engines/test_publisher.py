@@ -76,7 +76,7 @@ def test_each_gets_it_as_often_as_it_wants(
     subscribe(published, "top", 1.0)
     published._publish(clock.now)
     assert sent.count("top") == 3
-    published._publish(clock.now, last=True)
+    published._publish(clock.now, last=[])
     assert sent.count("top") == 4
 
 

@@ -275,10 +275,10 @@ class BoardModel:
             group.base[rank]
             for group in self.groups
             if group.key == verdict.group
-            for rank in (*verdict.culprits, *verdict.waiting)
+            for rank in (*verdict.culprits, *verdict.waiting, *verdict.dead)
             if rank in group.base
         ]
-        if verdict.fault is Fault.RANK_DEAD:
+        if verdict.fault is Fault.RANK_DEAD or verdict.dead:
             return any(row["state"] == "dead" for row in rows)
         if verdict.fault is Fault.RANK_NOT_RESPONDING:
             return any(map(self._is_late, verdict.culprits)) or any(

@@ -63,16 +63,11 @@ def places(
 
 
 def deaths(culprits: Collection[int], evidence: Evidence) -> str:
-    """Return how ranks died, and then why, where a diagnosis has found it."""
-    told: list[str] = []
-    why: dict[str, None] = {}
-    for rank in sorted(culprits):
-        how, found, cause = str(evidence.rank(rank).death).partition("; diagnosis: ")
-        told.append(how)
-        why[found + cause] = None
+    """Return how ranks died."""
+    told = [str(evidence.rank(rank).death) for rank in sorted(culprits)]
     if len(told) > MOST_DEAD:
         told = [f"{name_ranks(culprits)} are dead", *told[: MOST_DEAD - 1], "…"]
-    return "; ".join(told) + "".join(why)
+    return "; ".join(told)
 
 
 def exceptions(culprits: Collection[int], evidence: Evidence, told: str) -> list[str]:

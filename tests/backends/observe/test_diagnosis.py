@@ -643,14 +643,34 @@ def test_many_dead_ranks_are_folded() -> None:
     assert said.count("SIGKILL") == 3
 
 
-def test_why_ranks_died_is_told_once(ranks: list[Simulated]) -> None:
+def differs(rank: int) -> Verdict:
+    """Return why a library has ended ranks: `rank` has issued an op unlike."""
+    text = f"rank {rank} differs"
+    return Verdict(Fault.SIZE_MISMATCH, DEFAULT, (rank,), (), "all_reduce", 2, text)
+
+
+def test_of_a_crash_what_differed_is_the_cause(ranks: list[Simulated]) -> None:
     for one in ranks[:2]:
-        how = f"rank {one.rank} is dead: killed by SIGABRT"
-        one.extra["death"] = f"{how}; diagnosis: rank 2 differs"
-    assert str(look(ranks)[0]) == (
-        "rank 0 is dead: killed by SIGABRT; rank 1 is dead: killed by SIGABRT; "
-        "diagnosis: rank 2 differs"
+        one.extra["death"] = f"rank {one.rank} is dead: killed by SIGABRT"
+        one.extra["crash_causes"] = (differs(2),)
+    for one in ranks[2:]:
+        one.issue(OpType.BARRIER, 5)
+    found = only(ranks)
+    assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (2,))
+    assert (found.dead, found.waiting, found.certain) == ((0, 1), (2, 3), True)
+    assert str(found) == (
+        "rank 2 differs; rank 0 is dead: killed by SIGABRT; rank 1 is dead: killed by "
+        "SIGABRT; ranks 2–3 wait in barrier #2 (cell 7 line 5)"
     )
+
+
+def test_a_rank_that_died_of_something_else_is_told_too(ranks: list[Simulated]) -> None:
+    for one in ranks[:2]:
+        one.extra["death"] = f"rank {one.rank} is dead"
+    ranks[1].extra["crash_causes"] = (differs(2),)
+    by_fault = {one.fault: one for one in look(ranks)}
+    assert by_fault[Fault.SIZE_MISMATCH].dead == (1,)
+    assert by_fault[Fault.RANK_DEAD].culprits == (0, 1)
 
 
 def test_another_generation_is_none_of_our_business(ranks: list[Simulated]) -> None:

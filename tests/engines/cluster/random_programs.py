@@ -374,12 +374,6 @@ def judge(program: Program, outcome: Outcome) -> str:
         return "right" if program.rank in culprits else "wrong"
     if culprits in program.right:
         return "right"
-    why = said.partition("; diagnosis: ")[2]
-    if why.startswith(f"rank {program.rank} issued") or (
-        len(program.op.ranks) == 2 and f"rank {program.rank} issued" in why
-    ):
-        # torch's gloo ends the ranks whose op is another one: those are dead.
-        return "right"
     if culprits == {0} and "rank 0 has left the program" in said:
         # A script's store is gone with it: nobody came to the fault.
         return "ended"
