@@ -134,6 +134,11 @@ _RULE = "1px solid var(--jp-border-color2,rgba(127,127,127,.4))"
 _SECTION = f"border:0;border-top:{_RULE};padding:.4em 0 0;text-align:left"
 _QUIET = "opacity:.75"
 _ERROR = "color:var(--jp-error-color1,#d32f2f)"
+# As pale as text in the colour of an error needs it.
+_BLAMED = (
+    "background:rgba(211,47,47,.06);"
+    "border-left:3px solid var(--jp-error-color1,#d32f2f)"
+)
 _WORKING = "color:var(--jp-brand-color1,#1976d2)"
 #: The mood of a row → its shape, as on the board, and the style of the shape.
 _SHAPES = {
@@ -221,7 +226,8 @@ def _section(columns: Sequence[Column], section: Section) -> str:
         )
     for row in section.rows:
         cells = "".join(_cell(column, row) for column in columns)
-        found.append(f'<tr style="background:none">{cells}</tr>')
+        style = _BLAMED if row.blamed else "background:none"
+        found.append(f'<tr style="{style}">{cells}</tr>')
     found += [
         f'<tr style="background:none"><td></td><td colspan="{len(columns) - 1}" '
         f'style="{_CELL}left;white-space:normal;{_ERROR}">'

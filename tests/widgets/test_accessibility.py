@@ -13,6 +13,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
 from rankscope.backends.post_mortem.report import Report
 from rankscope.engines import ClusterStatus
+from rankscope.widgets.board.html import board_html, hang_html
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.report.page import report_page
 from tests.widgets import simulated, statuses
@@ -124,6 +125,27 @@ def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
     assert "all_reduce" in scene.texts("range")[0]
     seen["timeline"] = look()
     assert {name: one for name, one in seen.items() if one} == {}
+    scene.close()
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_the_bar_of_a_cell_and_what_a_notebook_keeps(
+    browser: Browser, theme: dict[str, str]
+) -> None:
+    scene = Scene(browser, width=600, theme=theme)
+    scene.take(*two_groups())
+    saved = board_html(scene.model, "14:03:12")
+    saved = f"<div style='color:var(--jp-ui-font-color1)'>{saved}</div>"
+    scene.page.page.evaluate(
+        "([hang, saved]) => document.body.insertAdjacentHTML('afterbegin', hang + saved)",
+        [hang_html("why", "the-board", "14:03:12"), saved],
+    )
+    bar = scene.page.page.locator(".rankscope-hang")
+    bar.get_by_role("button", name="Abort").click()
+    assert bar.get_by_role("button", name="yes").is_visible()
+    for place in (".rankscope-hang", ".rankscope-static"):
+        assert faults(scene.page.page, place) == []
+    scene.page.shot(f"saved-{'dark' if theme is DARK else 'light'}")
     scene.close()
 
 

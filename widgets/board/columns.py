@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rankscope.backends.rank_sets import format_ranks
+from rankscope.backends.rank_sets import name_ranks
 
 from ..tables import Column, Row
 from ..units import elapsed_text
@@ -15,7 +15,7 @@ from .rows import Cells
 __all__ = ["COLUMNS", "shown", "shown_item"]
 
 #: The longest list of the ranks of a fold; of a longer one, their number is shown.
-RANKS = 14
+RANKS = 20
 
 #: Seconds at one line from which on they are shown; the page has the same number.
 LINGERS = 5.0
@@ -82,7 +82,7 @@ def shown_item(
         return shown(first, rows[first], now, least)
     cells = folded_cells([rows[rank] for rank in item.ranks])
     row = shown(first, cells, now, least)
-    ranks = format_ranks(item.ranks, "–")
+    ranks = name_ranks(item.ranks)
     if len(ranks) > RANKS:
         ranks = f"{len(item.ranks)} ranks"
     return replace(row, texts={**row.texts, "rank": ranks})

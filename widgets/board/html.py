@@ -56,15 +56,21 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     return f'<div class="rankscope-board {escape(name)}">{block_html(parts)}</div>'
 
 
-def hang_html(text: str, name: str, picture: str = "", opens: bool = False) -> str:
-    """Return why a cell hangs; a bar of the board `name` takes the place of `text`."""
-    about = f'<div class="{escape(name)}-hang"><p>{escape(text)}</p></div>'
+def hang_html(
+    text: str, name: str, when: str, picture: str = "", opens: bool = False
+) -> str:
+    """Return why a cell hung at the time `when`.
+
+    A bar of the board `name` takes the place of `text`.
+    """
+    said = f"<p>As of {when}: {escape(text)}</p>"
+    about = f'<div class="{escape(name)}-hang">{said}</div>'
     return f"{about}{trusted_html(in_fold(picture, opens, _SUMMARY))}"
 
 
 def _about_picture(mood: str) -> str:
     """Return what the picture is, and what to do where no live board replaces it."""
-    about = "This is a picture; the live board takes its place where a kernel answers."
+    about = "This is a picture: in a page, while its kernel runs, the board is live."
     if mood in ("busy", "working", "error"):
         about += (
             " If a hang keeps it from that: <code>rankscope abort</code> in a terminal."
@@ -107,10 +113,12 @@ def _table(group: Group, now: float) -> str:
     ranks = group.rows()
     items = arrange(ranks, View())
     rows = [shown_item(item, ranks, now) for item in items[:_ROWS]]
+    # Not where a narrow page cuts them off.
+    first = ("rank", "host", "state", "verdict", "op")
     several = len({row["host"] for row in ranks.values()}) > 1
     columns = [
         column
-        for column in COLUMNS
+        for column in sorted(COLUMNS, key=lambda one: one.key not in first)
         if (column.drop < _DROP or (several and column.key == "host"))
         and any(row.texts[column.key] for row in rows)
     ]

@@ -239,7 +239,11 @@ class Board(anywidget.AnyWidget):
         return {
             "text/plain": text,
             "text/html": hang_html(
-                text, self.name, picture_of(verdict), bool(verdict.cycle)
+                text,
+                self.name,
+                time.strftime("%H:%M:%S"),
+                picture_of(verdict),
+                bool(verdict.cycle),
             ),
         }
 

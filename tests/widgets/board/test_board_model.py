@@ -1000,10 +1000,11 @@ class TestPicture:
         banner = found.full()["banner"]
         assert "rank 0 waits for rank 1 in recv #1 of group pp" in banner["picture"]
         assert banner["picture"] in board_html(found, "14:03:12", "name")
-        assert banner["picture"] in hang_html("Deadlock", "name", banner["picture"])
+        bar = hang_html("Deadlock", "name", "14:03:12", banner["picture"])
+        assert banner["picture"] in bar
         # Its words alone say nothing.
         assert "waits for whom" not in words(board_html(found, "14:03:12", "name"))
-        assert words(hang_html("Deadlock", "name", banner["picture"])) == "Deadlock"
+        assert words(bar) == "As of 14:03:12: Deadlock"
 
     def test_it_keeps_the_culprits_of_many(self) -> None:
         status, verdicts = simulated.hang(256, 200)
@@ -1013,6 +1014,10 @@ class TestPicture:
         html = board_html(found, "14:03:12", "name")
         assert html.count("<tr") == 3
         assert html.index(">not entered<") < html.index(">waits for rank 200<")
+        # A narrow page has room for what matters.
+        assert html.index(">verdict<") < html.index(">line<")
+        marked = [row for row in html.split("<tr")[1:] if "border-left:3px" in row]
+        assert [">200<" in row for row in marked] == [True]
 
     def test_groups_in_trouble_come_first_and_open(self) -> None:
         status, verdicts = simulated.hang(4, 2)

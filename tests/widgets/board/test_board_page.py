@@ -219,6 +219,11 @@ class TestTable:
         assert "verdict" in scene.page.rows()[0]
         fresh = statuses.group(generation=1, completed=None)
         scene.take(statuses.cluster(*(statuses.rank(n, fresh) for n in range(4))))
+        # A rebuilt group is as a new one.
+        assert not {"verdict", "op", "elapsed"} & set(scene.page.rows()[0])
+        scene.take(*simulated.hang(4, 2))
+        assert "verdict" in scene.page.rows()[0]
+        scene.take(statuses.cluster(*idle(4)))
         assert "verdict" in scene.page.rows()[0]
         scene.take(simulated.Simulation(4).step())
         titles = scene.page.rows()[0]
@@ -494,6 +499,9 @@ class TestButtons:
         until(lambda: scene.texts("last"))
         (line,) = scene.texts("last")
         assert line.startswith("The last hang, before the rebuild: rank 2 has not")
+        assert (
+            scene.page.board().locator(".last .place").inner_text() == "cell 7 line 5"
+        )
         scene.page.sent()
         scene.button("Dismiss").click()
         assert _focused(scene).startswith("Idle")

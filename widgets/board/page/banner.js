@@ -33,6 +33,7 @@ export function makeBanner(dismiss, goTo) {
   let shown = null;
   let drawn = null;
   let opened = false;
+  let told = null;
   return {
     element,
     show({ mood, title: name, text: sentence, more: others, last, picture = "", opens }) {
@@ -43,7 +44,7 @@ export function makeBanner(dismiss, goTo) {
       // As the user has left it, until another kind of picture comes.
       if (picture && opens !== opened) graph.open = opened = opens;
       hang.hidden = !last;
-      setText(over, (last ?? "").replaceAll("`", ""));
+      if (last !== told) over.replaceChildren(...withCode((told = last) ?? "", goTo));
       setAttribute(element, "class", `banner ${moodClass(mood)}`);
       setAttribute(shape, "class", `shape ${moodClass(mood)}`);
       // A screen reader reads a live region when it is written: write changes only.

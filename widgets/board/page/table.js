@@ -284,15 +284,15 @@ export class Table {
 
   /**
    * At the first op of a cell, forget columns that are empty by now: they last until the
-   * next one. Of a short cell nothing is seen but the op.
+   * next one. Of a short cell nothing is seen but the op. A rebuild leaves no op.
    */
   settle(rows) {
     const ran = this.runs;
     this.runs = [...rows.values()].some(isInCell);
     this.begins ||= !ran;
-    const isNew = ([rank, names]) =>
-      (names === null || names.has("seq")) && rows.get(rank)?.seq !== undefined;
-    if (!this.begins || ![...this.dirty].some(isNew)) return;
+    const isOther = [...this.dirty.values()].some((names) => names === null || names.has("seq"));
+    const hasOp = [...rows.values()].some(({ seq }) => seq !== undefined);
+    if (!isOther || (hasOp && !this.begins)) return;
     this.begins = !this.runs;
     const empty = ({ key }, place) =>
       this.lengths[place] > 0 && !(key in RUNNING) &&
