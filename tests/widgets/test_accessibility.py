@@ -137,8 +137,8 @@ def test_the_bar_of_a_cell_and_what_a_notebook_keeps(
     saved = board_html(scene.model, "14:03:12")
     saved = f"<div style='color:var(--jp-ui-font-color1)'>{saved}</div>"
     scene.page.page.evaluate(
-        "([hang, saved]) => document.body.insertAdjacentHTML('afterbegin', hang + saved)",
-        [hang_html("why", "the-board", "14:03:12"), saved],
+        "html => document.body.insertAdjacentHTML('afterbegin', html)",
+        hang_html("why", "the-board", "14:03:12") + saved,
     )
     bar = scene.page.page.locator(".rankscope-hang")
     bar.get_by_role("button", name="Abort").click()
