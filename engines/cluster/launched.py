@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import ipyparallel
 import psutil
@@ -31,6 +31,7 @@ from .fork_launcher import ForkedEngineSetLauncher
 from .host_launcher import HostEngineLauncher, HostEngineSetLauncher
 from .hosts import Hosts
 from .keeper_main import hold
+from .leashed import of_this_process
 from .orphan_reaper import OrphanReaper
 from .processes import (
     is_stopped,
@@ -82,7 +83,7 @@ class Launched:
     ) -> None:
         self._kept = kept
         # What keeps the controller of hosts that are kept, beside their keepers.
-        self._held: int | None = None
+        self._held: IO[bytes] | None = None
         #: What the cluster needs until its engines are there.
         self.until_started = contextlib.ExitStack()
         #: Of a cluster that was started here, and ends with this process.
@@ -122,7 +123,9 @@ class Launched:
     def _hold(self) -> None:
         """Keep the controller of kept hosts for as long as this process lives."""
         if self._held is None and self.controller_pid is not None:
-            self._held = hold(self.controller_pid)
+            held = hold(self.controller_pid)
+            if held is not None:
+                self._held = of_this_process(os.fdopen(held, "wb", 0))
 
     def keep(self) -> None:
         """Have a cluster that is kept outlive this process, as it is ready now."""
@@ -562,7 +565,7 @@ class Launched:
         if self.hosts is not None and self.hosts.kept:
             self.run(_call(self.hosts.release))
         if self._held is not None:
-            os.close(self._held)
+            self._held.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         # With the loop stopped: from what these threads report at their end,

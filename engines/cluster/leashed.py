@@ -9,21 +9,42 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from ..errors import ClusterStartError
 from . import keeper_main
 
-__all__ = ["CLOSE_TIMEOUT", "LeashedProcess", "ProcessEnd"]
+__all__ = ["CLOSE_TIMEOUT", "LeashedProcess", "ProcessEnd", "of_this_process"]
 
 #: Lines of the output of a process that go into an error message.
 OUTPUT_LINES = 20
 #: Seconds that a process gets to end after its stdin has.
 CLOSE_TIMEOUT = 4.0
+
+_of_this_process: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def of_this_process(pipe: IO[bytes]) -> IO[bytes]:
+    """Return a `pipe` that a process forked from this one does not get.
+
+    As one of multiprocessing: it may outlive this process, and what ends with the pipe
+    with it.
+    """
+    _of_this_process.add(pipe)
+    return pipe
+
+
+def _close_in_child() -> None:
+    for one in [*_of_this_process]:
+        one.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class ProcessEnd(ClusterStartError):
@@ -74,7 +95,8 @@ class LeashedProcess:
         )
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
-        self._stdin, self._stdout = self._popen.stdin, self._popen.stdout
+        self._stdin = of_this_process(self._popen.stdin)
+        self._stdout = of_this_process(self._popen.stdout)
         #: The process of this host: the program, the ssh or srun that leads to it, or
         #: its keeper.
         self.process = psutil.Process(self._popen.pid)

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from rankscope.backends.conformance.leaks import lives
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines.cluster import keeper_main
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_leaks")]
@@ -27,6 +30,22 @@ def run_module(*args, **options):
 runpy.run_module = run_module
 sys.argv[1:] = ["kept"]
 controller_main.main()
+"""
+
+#: A notebook that is killed after one was forked from it: prints the pid of what ends
+#: with its stdin.
+FORKS = """
+import asyncio, os, sys
+from rankscope.engines.cluster.leashed import LeashedProcess
+async def start():
+    return LeashedProcess(["cat"], print)
+leashed = asyncio.run(start())
+if os.fork() == 0:
+    # Until the test ends, which alone writes there.
+    os.closerange(1, 3)
+    os._exit(os.read(0, 1) != b"")
+print(leashed.process.pid, flush=True)
+os.kill(os.getpid(), 9)
 """
 
 #: Repeats each line, and ends with its stdin.
@@ -51,6 +70,15 @@ def kept(script: str = ECHO) -> subprocess.Popen[str]:
         text=True,
         bufsize=1,
     )
+
+
+def test_one_that_was_forked_from_a_notebook_keeps_nothing() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as notebook:
+        assert notebook.stdout is not None
+        leashed = psutil.Process(int(notebook.stdout.read()))
+        until(lambda: not lives(leashed), WAIT, "the end")
 
 
 def test_what_is_not_kept_ends_with_its_owner() -> None:
