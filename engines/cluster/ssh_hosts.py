@@ -104,7 +104,11 @@ class SshHosts(Hosts):
     def why_refused(self, name: str, server: ForkServer) -> str:
         """Return why an ssh has ended without an answer."""
         if server.exit_code != 255:
-            return f"its fork server {server.why}"
+            return (
+                f"what ssh ran there ended with {server.exit_code} and did not answer: "
+                f"`ssh -o BatchMode=yes {name} true` has to work in a terminal"
+                f"{server.last_lines()}"
+            )
         for words, advice in _ADVICE.items():
             if words in server.last_output:
                 return f"{advice.format(host=name)}{server.last_lines()}"

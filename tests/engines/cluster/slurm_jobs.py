@@ -25,7 +25,7 @@ from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from tests.engines.cluster import two_hosts
-from tests.engines.cluster.ssh_hosts import PLACE, left_by
+from tests.engines.cluster.ssh_hosts import PLACE, left_by, listening, owners
 from tests.engines.cluster.two_hosts import HERE, SUM, THERE, WAIT, Hosts, tell
 
 #: Debian's packages slurmctld, slurmd, slurm-client and munge.
@@ -244,6 +244,7 @@ def ranks() -> None:
             cluster.execute(PLACE).result(WAIT)
             tell("places", ranks=cluster.pull("place"))
             cluster.execute(SUM.format(n=1000)).result(WAIT)
+            tell("listening", **listening(hosts, owners(cluster)))
             tell("left", text=cluster.status().allocation)
             restart(cluster)
             began = time.monotonic()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ LISTENERS = """
 import psutil
 for one in psutil.net_connections("tcp"):
     if one.status == psutil.CONN_LISTEN:
-        print(f"{one.laddr.ip}:{one.laddr.port}")
+        print(one.laddr.ip, one.laddr.port, one.pid)
 """
 
 #: A notebook that is killed: at a line of the start's or a restart's progress, or while
@@ -108,12 +108,17 @@ STARTING = ("host-b: conn", "starting 3", "making")
 RUNNING = ("loop", "hang", "restart")
 
 #: A notebook that is killed, and keeps its ranks; given by name the options of these.
+#: One that was forked from it, as by multiprocessing, sees the end of the controller.
 KEEPER = """
-import json, os, sys
+import json, os, select, sys
 from rankscope.engines import Cluster
 cluster = Cluster(keep=True, **{"cluster_id": "kept", **json.loads(sys.argv[1])})
 cluster.execute("mine = rank * 100").result(60)
 pids = [*(one.pid for one in cluster._launched.processes()), *cluster.pids.values()]
+if os.fork() == 0:
+    os.closerange(0, 3)
+    select.select([os.pidfd_open(cluster._launched.controller_pid)], [], [], 300)
+    os._exit(0)
 print(json.dumps(pids), flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -233,7 +238,7 @@ def ranks(sshd: Sshd) -> None:
             cluster.execute(PLACE).result(WAIT)
             tell("places", ranks=cluster.pull("place"))
             cluster.execute(SUM.format(n=1000)).result(WAIT)
-            listening(cluster)
+            tell("listening", **listening(hosts, owners(cluster)))
             restart(cluster)
             interrupt(cluster)
             cut(cluster, sshd)
@@ -241,38 +246,41 @@ def ranks(sshd: Sshd) -> None:
         tell("end", seconds=time.monotonic() - began)
 
 
-def listening(cluster: Cluster) -> None:
-    """What a stranger on the other host can connect to, and whose it is."""
+def listening(hosts: Hosts, owners: Mapping[int, str]) -> dict[str, Any]:
+    """What listens on both hosts, and to what of it the other one can connect.
+
+    Each is an address and whose it is: of `owners` by pid, or else a program's name.
+    The namespaces have no listeners but ours.
+    """
+    found: dict[str, Any] = {}
+    ends = {"here": ((), hosts.there, HERE), "there": (hosts.there, (), THERE)}
+    for name, (on, other, address) in ends.items():
+        there = _printed(*on, sys.executable, "-c", LISTENERS)
+        listeners = {}
+        for line in there.splitlines():
+            at, port, pid = line.split()
+            owner = owners.get(int(pid)) or psutil.Process(int(pid)).name()
+            listeners[port] = (at, owner)
+        scan = _printed(*other, sys.executable, "-c", SCAN, address, *listeners)
+        found[name] = sorted({*listeners.values()})
+        found[f"reached {name}"] = sorted({listeners[one] for one in scan.split()})
+    return found
+
+
+def owners(cluster: Cluster) -> dict[int, str]:
+    """Whose the processes of a cluster are, by pid."""
     assert cluster._launched is not None
     pid = cluster._launched.controller_pid
     assert pid is not None
     controller = {pid, *(one.pid for one in psutil.Process(pid).children(True))}
-    owners = {pid: "controller" for pid in controller}
-    owners |= {pid: f"rank {rank}" for rank, pid in cluster.pids.items() if rank < 2}
-    # The namespace has no listeners but ours.
-    here = {
-        one.laddr.port: (one.laddr.ip, owners.get(one.pid or 0, "another"))
-        for one in psutil.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN
+    return {
+        **dict.fromkeys(controller, "controller"),
+        **{pid: f"rank {rank}" for rank, pid in cluster.pids.items()},
     }
-    scan = subprocess.run(
-        [*hosts.there, sys.executable, "-c", SCAN, HERE, *map(str, here)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    there = subprocess.run(
-        [*hosts.there, sys.executable, "-c", LISTENERS],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    tell(
-        "listening",
-        reached=sorted({here[int(port)] for port in scan.stdout.split()}),
-        addresses=sorted({address for address, _ in here.values()}),
-        there=there.stdout.split(),
-    )
+
+
+def _printed(*command: str) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def restart(cluster: Cluster) -> None:
@@ -363,6 +371,7 @@ def refused(sshd: Sshd) -> None:
         "key": ("strange:1", {}),
         "port": ("closed:1", {}),
         "login": ("unknown@host-b:1", {}),
+        "shell": ("nobody@host-b:1", {}),
         "twice": ("host-b:1,root@host-b:1", {}),
         "interface": ("host-b:1", {"interface": "eth7"}),
         "reach": ("host-a:1,host-b:1", {"interface": "lo"}),
@@ -459,6 +468,8 @@ def mpi(sshd: Sshd) -> None:
     assert victim.stdout is not None
     places, *pids = json.loads(victim.stdout.readline())
     processes = [psutil.Process(pid) for pid in pids]
+    ranks = {pid: f"rank {rank}" for rank, pid in enumerate(pids[-4:])}
+    listen = listening(hosts, ranks)
     began = time.monotonic()
     victim.kill()
     victim.communicate()
@@ -467,7 +478,8 @@ def mpi(sshd: Sshd) -> None:
         WAIT,
         "the end of all",
     )
-    tell("mpi", ranks=places, seconds=time.monotonic() - began)
+    seconds = time.monotonic() - began
+    tell("mpi", ranks=places, listening=listen, seconds=seconds)
 
 
 def left_by(**options: Any) -> set[psutil.Process]:

@@ -39,6 +39,18 @@ def test_ranks_are_in_the_order_of_their_nodes(seen: dict[str, Any]) -> None:
     ]
 
 
+def test_what_listens_is_what_the_table_has(seen: dict[str, Any]) -> None:
+    """Beside the daemons salloc, whose socket its command inherits, and srun."""
+    found, here = seen["listening"], two_hosts.HERE
+    ours = [one for one in found["reached here"] if one[0] == here]
+    assert ours == [[here, "controller"], [here, "rank 0"]]
+    others = {owner for address, owner in found["reached here"] if address != here}
+    assert others - {"salloc", "cat"} == {"slurmctld", "slurmd", "srun"}
+    assert {owner for _, owner in found["reached there"]} == {"slurmd"}
+    apart = [one for one in found["there"] if one[1] != "slurmd"]
+    assert {address for address, _ in apart} <= {"127.0.0.1"}
+
+
 def test_the_time_that_is_left_is_shown(seen: dict[str, Any]) -> None:
     assert seen["left"]["text"].startswith("Slurm's job ")
     assert seen["left"]["text"].endswith(": 9 min left")

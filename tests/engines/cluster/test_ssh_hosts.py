@@ -55,12 +55,28 @@ def test_what_listens_is_what_the_table_has(seen: dict[str, Any]) -> None:
 
     Everything else is on loopback.
     """
-    found = seen["listening"]
-    here = two_hosts.HERE
-    assert found["reached"] == [[here, "controller"], [here, "rank 0"]]
-    assert set(found["addresses"]) <= {here, "127.0.0.1"}
-    away = {one for one in found["there"] if not one.startswith("127.0.0.1:")}
-    assert away <= {"0.0.0.0:22", ":::22"}
+    found, here = seen["listening"], two_hosts.HERE
+    assert found["reached here"] == [[here, "controller"], [here, "rank 0"]]
+    assert {address for address, _ in found["here"]} <= {here, "127.0.0.1"}
+    assert {owner for _, owner in found["reached there"]} == {"sshd"}
+    apart = [one for one in found["there"] if one[1] != "sshd"]
+    assert {address for address, _ in apart} <= {"127.0.0.1"}
+
+
+def test_what_listens_with_mpiexec_is_what_the_table_has(seen: dict[str, Any]) -> None:
+    """Its daemons and all ranks, which have done an op, at every interface."""
+    found, here = seen["mpi"]["listening"], two_hosts.HERE
+    at = {"0.0.0.0", "::", here}
+    for name, daemon, ranks in (
+        ("here", "prterun", {"rank 0", "rank 1", "python"}),
+        ("there", "prted", {"rank 2", "rank 3", "sshd"}),
+    ):
+        reached = found[f"reached {name}"]
+        assert {address for address, _ in reached} <= at
+        assert {owner for _, owner in reached} == {daemon, *ranks}
+    # The controller, and the store.
+    own = [owner for address, owner in found["reached here"] if address == here]
+    assert own == ["python", "rank 0"]
 
 
 def test_a_restart_is_on_the_own_host_of_the_rank(seen: dict[str, Any]) -> None:
@@ -106,6 +122,10 @@ def test_a_host_is_given_up_after_the_time_that_is_set(seen: dict[str, Any]) -> 
         ("rankscope", "has no rankscope: install Rankscope"),
         ("key", "strange: its host key is not known here"),
         ("port", "closed: no sshd listens there"),
+        (
+            "shell",
+            "nobody@host-b: what ssh ran there ended with 1 and did not answer: ",
+        ),
         ("login", "unknown@host-b: it lets nobody in without a password"),
         ("twice", "host-b and root@host-b are one host"),
         ("interface", "--interface eth7: no interface or address of this host"),
