@@ -1,7 +1,8 @@
 # JupyterLab with Rankscope, and the tutorials. In a checkout:
 #     docker build -t rankscope .
-#     docker run --rm -it -p 127.0.0.1:8888:8888 rankscope
-# then open the address with the token that it prints.
+#     docker run --init --rm -it -p 127.0.0.1:8888:8888 rankscope
+# then open the address with the token that it prints. --init reaps what a kernel that
+# was killed has left.
 FROM python:3.12-slim
 
 # The tutorial on backends compiles one.
@@ -9,7 +10,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 
-RUN useradd --create-home --uid 1000 person
+RUN useradd --create-home --uid 1000 person \
+    && install -d -o person -g person /home/person/rankscope
 WORKDIR /home/person/rankscope
 COPY --chown=person . .
 RUN pip install --no-cache-dir '.[mpi,top,ucx]' jupyterlab matplotlib pybind11 setuptools

@@ -50,6 +50,9 @@ def test_the_devcontainer_is_made_of_it(devcontainer: dict[str, Any]) -> None:
     assert f"useradd --create-home --uid 1000 {devcontainer['remoteUser']}" in (
         DOCKERFILE
     )
+    # JupyterLab as process 1 reaps nothing that a kernel has left.
+    assert devcontainer["init"] is True
+    assert "docker run --init " in DOCKERFILE
     for port in devcontainer["forwardPorts"]:
         assert f"EXPOSE {port}\n" in DOCKERFILE
     for path in devcontainer["customizations"]["codespaces"]["openFiles"]:
