@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from rankscope.engines.wire.torch_environment import TorchOptions
 from .language.commands import DIST_INIT
 from .language.options import Command, Values
 from .language.values import parse_ranks
-from .output.failures import CommandError
+from .output.failures import CommandError, Interrupted
 from .session import session
 
 __all__ = [
@@ -167,10 +168,22 @@ def known_group(
 
 
 @contextmanager
-def reported(command: Command, *others: type[Exception]) -> Iterator[None]:
-    """Report an error of the cluster, or one of `others`, in one line."""
+def reported(
+    command: Command, *others: type[Exception], undone: bool = False
+) -> Iterator[None]:
+    """Report an error of the cluster, or one of `others`, in one line.
+
+    An interrupt, too; `undone`: what the command had started is ended by then.
+    """
     expected: tuple[type[Exception], ...] = (ClusterError, TimeoutError, *others)
+    began = time.monotonic()
     try:
         yield
     except expected as error:
         raise CommandError(command.title, str(error)) from None
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        after = f"{command.title} after {time.monotonic() - began:.1f} s"
+        end = "; what it had started is ended" if undone else ""
+        raise Interrupted(f"{after}{end}") from None

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.backends.did_you_mean import did_you_mean
-from rankscope.backends.rank_sets import name_ranks, tell_ranks
+from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
 from rankscope.engines.cluster.cluster_file import cluster_files
 from rankscope.engines.cluster.preconditions import check_folder
 from rankscope.engines.cluster.slurm import submission
 from rankscope.engines.status import name_groups
+from rankscope.engines.wire.job_file import job_files
 from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
@@ -76,7 +77,10 @@ class RankscopeMagics(CellMagics):
                     check_folder()
             self._end(command, session.cluster)
         began = time.monotonic()
-        with ProgressLine(self.shell) as progress, reported(command):
+        with (
+            ProgressLine(self.shell) as progress,
+            reported(command, undone=starts(values)),
+        ):
             cluster = _start(values, progress.update)
             session.use(cluster, values)
             verb = "ready" if starts(values) else "attached"
@@ -432,10 +436,17 @@ def _attach(values: Values, progress: Callable[[str], None]) -> Cluster | Job:
     address = values["address"]
     if values["slurm"] is not None:
         return Cluster.attach(slurm=values["slurm"], progress=progress)
-    for one in cluster_files():
-        if one.cluster_id == address:
-            file = str(one.connection_file)
-            return Cluster.attach(connection_file=file, progress=progress)
+    clusters = cluster_files()
+    if address is not None:
+        clusters = [one for one in clusters if one.cluster_id == address]
+    elif values["key"] is not None or job_files():
+        clusters = []
+    if len(clusters) > 1:
+        names = ", ".join(f"{one.cluster_id} ({one.notebook})" for one in clusters)
+        raise ClusterError(f"several clusters run: name the one that is meant: {names}")
+    if clusters:
+        file = str(clusters[0].connection_file)
+        return Cluster.attach(connection_file=file, progress=progress)
     return Job.attach(address, values["key"])
 
 
@@ -451,8 +462,9 @@ def _rest(dead: Sequence[int], n: int) -> str:
     """Return what becomes of `n` ranks without this notebook."""
     if not dead:
         return "they keep running"
+    verb = "is" if len(dead) == 1 else "are"
     others = "" if len(dead) == n else ", the others keep running"
-    return f"{tell_ranks(dead, 'is dead')}{others}"
+    return f"{name_ranks(dead)} {verb} dead{others}"
 
 
 def _size(cluster: Cluster | Job) -> str:

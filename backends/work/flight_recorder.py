@@ -80,8 +80,7 @@ def frames_inside() -> int:
     return count
 
 
-#: Thread → what issues its ops: each op looks, and a thread's own attribute costs more.
-_issuers: dict[int, str] = {}
+_issuing = threading.local()
 
 
 @contextlib.contextmanager
@@ -90,12 +89,11 @@ def issued_by(name: str) -> Iterator[None]:
 
     That is a function of a library which is not seen at the user's line.
     """
-    thread = threading.get_ident()
-    _issuers[thread] = name
+    _issuing.name = name
     try:
         yield
     finally:
-        del _issuers[thread]
+        del _issuing.name
 
 
 class OpEntry:
@@ -238,7 +236,7 @@ class Record(OpEntry):
         self.backend = backend
         # Above this method and the dispatcher's.
         self.frames = user_frames(3)
-        self.issuer = _issuers.get(threading.get_ident(), "") if _issuers else ""
+        self.issuer = getattr(_issuing, "name", "")
         self.state = SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0

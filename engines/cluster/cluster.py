@@ -20,7 +20,13 @@ from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from ..wire.requests import Interrupt
 from . import launch, preconditions, recovery
-from .cluster_file import Announcement, ClusterFile, file_of_job, job_of
+from .cluster_file import (
+    Announcement,
+    ClusterFile,
+    file_of_job,
+    is_elsewhere,
+    job_of,
+)
 from .gpus import Gpus
 from .host_names import HostSpec
 from .host_options import hosts_for
@@ -495,7 +501,12 @@ class Cluster(Ranks):
         if launched is None:
             raise ClusterError(
                 "restart: this cluster's launchers are not known here, only its "
-                "controller: start engines as before, then attach again"
+                "controller: "
+                + (
+                    "restart them in a notebook on its host, by %dist_attach there"
+                    if is_elsewhere(self.cluster_id, self.profile)
+                    else "start engines as before, then attach again"
+                )
             )
         launched.check_controller()
         # What it was given for mpiexec is in no file.

@@ -152,6 +152,13 @@ class ClusterFile(RuntimeFile):
         return process_start_time(pid) == started
 
     @property
+    def _closeness(self) -> int:
+        """How well the file suits this host, among those of one cluster."""
+        if self.node == socket.gethostname():
+            return 2
+        return 0 if self.controller is None else 1
+
+    @property
     def _was_killed(self) -> bool:
         """Whether controller and notebook, both of this host, are known to be gone."""
         if self.controller is None or self.node != socket.gethostname():
@@ -225,19 +232,22 @@ class Announcement:
 def cluster_files() -> list[ClusterFile]:
     """Return the clusters of this user that run, the newest first.
 
-    The files of clusters of this host that were killed are deleted, those of
-    ipyparallel included.
+    Of a cluster that notebooks of several hosts use, the file of this host, or else
+    that of the host of its controller. The files of clusters of this host that were
+    killed are deleted, those of ipyparallel included.
     """
-    found = []
+    found: dict[tuple[str, str], ClusterFile] = {}
     for one in ClusterFile.load_all():
         if one.runs and not one.stopped:
-            found.append(one)
+            known = found.setdefault((one.cluster_id, one.profile), one)
+            if one._closeness > known._closeness:
+                found[one.cluster_id, one.profile] = one
         elif not one.runs and not one._awaited:
             if one._was_killed:
                 for path in files_of(one.profile, one.cluster_id):
                     remove(path)
             one.remove()
-    return found
+    return sorted(found.values(), key=lambda one: one.since, reverse=True)
 
 
 def file_of_job(number: str) -> ClusterFile:

@@ -51,6 +51,8 @@ def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
         # One that begins with a dash would be an option of ssh.
         if not isinstance(name, str) or not name or name.startswith("-"):
             raise ValueError(f"{name!r} is no host: expected a:4,b:4, or a hostfile")
+        if "/" in name:
+            raise ValueError(f"there is no hostfile {name}")
         if isinstance(number, bool) or not str(number).isdecimal() or int(number) < 1:
             raise ValueError(f"{name}:{number}: expected a number of ranks from 1")
         if name in found:

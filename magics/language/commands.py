@@ -219,7 +219,7 @@ COMMANDS = {
             ),
             Parameter(
                 "address", "HOST:PORT", "?", "where the job listens, or the name of a "
-                "notebook's cluster (default: your only job)", "job",
+                "notebook's cluster (default: your only job; your only cluster)", "job",
             ),
         ),
         Command(

@@ -15,10 +15,11 @@ from IPython.utils.capture import capture_output
 
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
+from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.cluster import launch, preconditions
 from rankscope.engines.status import ClusterStatus
 from rankscope.magics import arguments, extension, load_ipython_extension
-from rankscope.magics.output.failures import plain
+from rankscope.magics.output.failures import Interrupted, plain
 from tests.test_post_mortem_command import job
 
 
@@ -142,6 +143,60 @@ def test_a_job_of_slurm_without_ranks_is_refused(ipython: InteractiveShell) -> N
     with capture_output() as seen:
         ipython.run_cell("%dist_attach --slurm 4711")
     assert "no ranks of yours are known in Slurm's job 4711" in plain(seen.stdout)
+
+
+def test_an_interrupt_of_the_start_is_one_line(
+    ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(extension, "_start", interrupted)
+    with capture_output() as seen:
+        result = ipython.run_cell("%dist_init -n 4")
+    assert isinstance(result.error_in_exec, Interrupted)
+    said = "Interrupted: %dist_init after 0.0 s; what it had started is ended\n"
+    assert plain(seen.stdout + seen.stderr) == said
+
+
+@pytest.mark.parametrize(
+    ("there", "line", "attached"),
+    [
+        (["night"], "%dist_attach", "cluster night"),
+        (["night", "day"], "%dist_attach", "several clusters run: name the one"),
+        (["night", "day"], "%dist_attach day", "cluster day"),
+        (["job", "night"], "%dist_attach", "job None"),
+        (["night"], "%dist_attach 10.0.0.1:29400", "job 10.0.0.1:29400"),
+        ([], "%dist_attach", "job None"),
+    ],
+)
+def test_a_kept_cluster_is_found_without_its_name(
+    ipython: InteractiveShell,
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[str],
+    line: str,
+    attached: str,
+) -> None:
+    """As by one who comes back after an hour; the job of a script goes first."""
+
+    def found(what: object) -> None:
+        raise ClusterError(str(what))
+
+    def cluster(connection_file: str, **_: object) -> None:
+        found(f"cluster {connection_file}")
+
+    clusters = [
+        SimpleNamespace(cluster_id=one, connection_file=one, notebook="01.ipynb")
+        for one in there
+        if one != "job"
+    ]
+    monkeypatch.setattr(extension, "cluster_files", lambda: clusters)
+    monkeypatch.setattr(extension, "job_files", lambda: there.count("job") * [None])
+    monkeypatch.setattr(Cluster, "attach", cluster)
+    monkeypatch.setattr(Job, "attach", lambda at, key: found(f"job {at}"))
+    with capture_output() as seen:
+        ipython.run_cell(line)
+    assert attached in plain(seen.stdout)
 
 
 def test_a_dry_run_shows_what_would_be_submitted(

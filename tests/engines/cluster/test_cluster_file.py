@@ -82,7 +82,13 @@ def test_of_another_host_it_is_not_known_whether_it_runs(running: ClusterFile) -
     assert running.controller is not None
     far = replace(running, node="elsewhere", controller=(running.controller[0], 0))
     far.write()
-    assert {one.node for one in cluster_files()} == {running.node, "elsewhere"}
+    # A notebook of this host that has attached to it.
+    replace(running, controller=None).write()
+    assert [one.node for one in cluster_files()] == [running.node]
+    running.path.unlink()
+    # The newest is of one that has attached there.
+    replace(far, node="third", controller=None, since=far.since + 1).write()
+    assert [one.node for one in cluster_files()] == ["elsewhere"]
 
 
 def test_the_cluster_of_a_job_is_found_by_its_number(running: ClusterFile) -> None:
