@@ -15,7 +15,7 @@ from .rows import Cells
 __all__ = ["COLUMNS", "shown", "shown_item"]
 
 #: The longest list of the ranks of a fold; of a longer one, their number is shown.
-RANKS = 20
+RANKS = 24
 
 #: Seconds at one line from which on they are shown; the page has the same number.
 LINGERS = 5.0
@@ -23,26 +23,26 @@ LINGERS = 5.0
 #: `drop`: the highest go first where there is no room; the op goes last.
 COLUMNS = (
     Column("rank", "rank", "global rank", numeric=True),
-    Column("host", "host", "host of the rank's engine", drop=6),
-    Column("pid", "pid", "process of the rank's engine", True, drop=7),
-    Column("device", "device", "device types, with the backends in use", drop=7),
+    Column("host", "host", "host of the rank's engine", drop=7),
+    Column("pid", "pid", "process of the rank's engine", True, drop=8),
+    Column("device", "device", "device types, with the backends in use", drop=8),
     Column("state", "state", "what the rank is doing"),
     Column("op", "op", "the oldest op in flight, or the last one completed", drop=1),
     Column("seq", "seq", "sequence number in the group", True, drop=3),
     Column("lag", "lag", "collectives behind the rank that is ahead", True, drop=4),
-    Column("late", "late", "ops it enters after the others, by how much", True, drop=4),
-    Column("waits", "waits", "part of its time: it waits for late ranks", True, drop=4),
+    Column("late", "late", "ops it enters after the others, by how much", True, drop=5),
+    Column("waits", "waits", "part of its time: it waits for late ranks", True, drop=5),
     Column("line", "line", "where the op was issued, or the rank computes", drop=2),
-    Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=5),
-    Column("dtype", "dtype", "data type of its first array", drop=7),
+    Column("size", "size", "bytes it moves, as nccl-tests counts", True, drop=6),
+    Column("dtype", "dtype", "data type of its first array", drop=8),
     Column("elapsed", "elapsed", "time in flight / median of this op", True, drop=3),
-    Column("last", "last", "duration of the last op completed", True, drop=5),
-    Column("algbw", "algbw", "of the last op: size / time", True, drop=8),
-    Column("busbw", "busbw", "of the last op, on the bus", True, drop=5),
-    Column("memory", "memory", "resident memory of the rank's process", True, drop=8),
-    Column("cpu", "CPU", "of a core, that its process kept busy", True, drop=6),
-    Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=6),
-    Column("queue", "queue", "ops in flight", True, drop=9),
+    Column("last", "last", "duration of the last op completed", True, drop=6),
+    Column("algbw", "algbw", "of the last op: size / time", True, drop=9),
+    Column("busbw", "busbw", "of the last op, on the bus", True, drop=6),
+    Column("memory", "memory", "resident memory of the rank's process", True, drop=9),
+    Column("cpu", "CPU", "of a core, that its process kept busy", True, drop=7),
+    Column("gpu_memory", "GPU memory", "what the process holds of it", True, drop=7),
+    Column("queue", "queue", "ops in flight", True, drop=10),
     Column("beat", "silent", "since the last heartbeat", True, drop=2),
     Column("verdict", "verdict", "verdict of the diagnosis on the rank"),
 )

@@ -28,7 +28,7 @@ _ROWS = 64
 #: Groups with a table; the others have a line.
 _GROUPS = 16
 #: Columns that would push the verdict out of sight: `drop` is as high, or higher.
-_DROP = 6
+_DROP = 7
 #: As on the board, whatever the output of a cell has.
 _SUMMARY = "cursor:pointer;font-size:12px;opacity:.75"
 #: The states of groups that come first.

@@ -151,9 +151,9 @@ class TestShown:
 
     def test_equal_ranks_of_many_are_one_row_and_open(self) -> None:
         async def body(screen: Screen) -> None:
-            assert screen.ranks_shown() == ["513", "▸ 0–512,514–1023"]
+            assert screen.ranks_shown() == ["513", "▸ ranks 0–512, 514–1023"]
             await screen.press("down", "enter")
-            assert screen.ranks_shown()[:4] == ["513", "▾ 0–512,514–1023", "0", "1"]
+            assert screen.ranks_shown()[:4] == ["513", "▾ ranks 0–512, 514–1023", "0", "1"]
             await screen.press("end")
             assert "1023" in screen.ranks_shown()
             await screen.press("home", "f")
@@ -242,7 +242,7 @@ class TestView:
     def test_a_filter_leaves_the_ranks_that_are_wanted(self) -> None:
         async def body(screen: Screen) -> None:
             await screen.press("slash", *"3,8-9")
-            assert screen.ranks_shown() == ["▸ 3,8–9"]
+            assert screen.ranks_shown() == ["▸ ranks 3, 8–9"]
             assert "3 of 64 ranks" in screen.text("#note")
             await screen.press("enter")
             assert screen.table.has_focus

@@ -6,7 +6,7 @@ const PADDING = 18; // px between two columns, and reserve for wide letters
 const SHAPE = 16; // px of the shape before a state
 export const BAR = 44; // px of the bar beside the elapsed time
 const STAY = / for [\d.]+ \w+$/; // what stayText adds to a line
-const LEVELS = [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go first
+const LEVELS = [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go first
 const BARE = 4; // the level from which on elapsed times and lines are shown without more
 const FIT = 1; // px for rounding
 
