@@ -153,7 +153,12 @@ class TestShown:
         async def body(screen: Screen) -> None:
             assert screen.ranks_shown() == ["513", "▸ ranks 0–512, 514–1023"]
             await screen.press("down", "enter")
-            assert screen.ranks_shown()[:4] == ["513", "▾ ranks 0–512, 514–1023", "0", "1"]
+            assert screen.ranks_shown()[:4] == [
+                "513",
+                "▾ ranks 0–512, 514–1023",
+                "0",
+                "1",
+            ]
             await screen.press("end")
             assert "1023" in screen.ranks_shown()
             await screen.press("home", "f")
