@@ -10,10 +10,11 @@ from rankscope.backends.observe.lateness import (
     RankLateness,
     late_lines,
 )
+from rankscope.backends.observe.speeds import Speed
 from rankscope.backends.rank_sets import name_ranks
 
 from .tables import Column, Row, lines
-from .units import duration_text
+from .units import bandwidth_text, bytes_text, duration_text
 
 __all__ = ["COLUMNS", "late_rows", "late_tables", "lateness_text"]
 
@@ -26,6 +27,8 @@ COLUMNS = (
 
 #: Ranks of a group up to which all are shown; of others those that are late most often.
 MOST = 16
+#: What the fastest ops have to be exceeded by to be told.
+SLOWER = 1.5
 
 
 def lateness_text(
@@ -51,7 +54,20 @@ def _table(group: GroupLateness) -> Sequence[str]:
     rows = late_rows(group)
     left = len(group.ranks) - len(rows)
     rest = [f"… and {left} more ranks"] if left else []
-    return [f"{title}, {count} collectives:", *lines(COLUMNS, rows), *rest]
+    title += f", {count} collectives"
+    if group.clock_error:
+        within = duration_text(group.clock_error)
+        title += f", the clocks of the hosts agree within {within}"
+    return [f"{title}:", *lines(COLUMNS, rows), *rest, *map(_speed, group.speeds)]
+
+
+def _speed(one: Speed) -> str:
+    """Return how fast an op is; what it was only where that is something else."""
+    said = f"once all are in, {one.op} of {bytes_text(one.nbytes)} takes "
+    said += f"{duration_text(one.takes)}, busbw {bandwidth_text(one.busbw)}"
+    if one.takes > SLOWER * one.best:
+        said += f"; at best {duration_text(one.best)}, {bandwidth_text(one.best_busbw)}"
+    return said
 
 
 def late_rows(group: GroupLateness) -> list[Row]:

@@ -34,7 +34,8 @@ __all__ = [
 
 #: Nanoseconds by which ranks have to enter after the others to be late.
 LATE = 100_000
-
+#: In so many ns two clocks drift apart by one at most: 100 ppm.
+DRIFT = 10_000
 
 #: Records of all ranks together that are judged once they have ended, and those that
 #: each has at least.
@@ -42,7 +43,7 @@ _IN_ALL, _LEAST = 25_600, 24
 #: What is needed of a record here, beside its line.
 _NEEDED = (
     *("group_id", "generation", "collective_seq_id", "op", "backend", "is_p2p"),
-    *("state", "sizes", "splits"),
+    *("state", "sizes", "dtypes", "splits"),
     *("time_created_ns", "time_ended_ns", "time_waited_ns"),
 )
 
@@ -184,6 +185,8 @@ class Clocks:
     ahead: Mapping[str, int] = field(default_factory=dict)
     #: By how many they may differ from that.
     error: int = 0
+    #: Whether that holds whoever leaves an op late.
+    exact: bool = True
 
     def of(self, rank: int) -> int:
         """Return by how many ns the clock of `rank` is ahead."""
@@ -193,28 +196,45 @@ class Clocks:
 def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
     """Align the clocks of hosts by collectives, which their ranks leave together.
 
-    A host whose ranks always leave later looks as one whose clock is ahead: an entry
-    that is late by these clocks proves nothing without the rank's own time.
+    No rank leaves before the last one has entered: ops that are short for the ranks of
+    both hosts bound how far their clocks differ. Without such ops a host whose ranks
+    always leave later looks as one whose clock is ahead, by no more than an op takes
+    once all ranks are in.
     """
     if len({hosts.get(rank, "") for one in ops for rank in one}) < 2:
         return Clocks(hosts)
-    ends: dict[str, list[int]] = {}
+    seen: dict[str, list[tuple[int, int, int]]] = {}
     for one in ops:
-        first: dict[str, int] = {}
+        entered, left = dict[str, int](), dict[str, int]()
         for rank, entry in one.items():
             host = hosts.get(rank, "")
-            first[host] = min(entry.left, first.get(host, entry.left))
-        reference = next(iter(first.values()))
-        for host, end in first.items():
-            ends.setdefault(host, []).append(end - reference)
-    error = 0
-    for some in ends.values():
-        some.sort()
+            entered[host] = max(entry.entered, entered.get(host, entry.entered))
+            left[host] = min(entry.left, left.get(host, entry.left))
+        first = next(iter(left))
+        for host in left:
+            least, most = entered[host] - left[first], left[host] - entered[first]
+            seen.setdefault(host, []).append((least, left[host] - left[first], most))
+    times = [next(iter(one.values())).left for one in ops]
+    drift = (max(times) - min(times)) // DRIFT
+    takes = median(min(one.left - one.entered for one in op.values()) for op in ops)
+    ahead, error, exact = dict[str, int](), 0, True
+    for host, some in seen.items():
+        if host == next(iter(seen)):
+            ahead[host] = 0
+            continue
+        least, most = max(one[0] for one in some), min(one[2] for one in some)
+        together = sorted(one[1] for one in some)
         tenth = len(some) // 10
-        error = max(error, (some[-1 - tenth] - some[tenth] + 1) // 2)
-    return Clocks(
-        hosts, {host: int(median(some)) for host, some in ends.items()}, error
-    )
+        usual = int(median(together))
+        spread = (together[-1 - tenth] - together[tenth] + 1) // 2
+        by_leaving = max(spread, int(takes))
+        by_bounds = (most - least + 1) // 2 + drift
+        refuted = not least - drift <= usual <= most + drift
+        bounded = least <= most and (refuted or by_bounds <= by_leaving)
+        ahead[host] = (least + most) // 2 if bounded else usual
+        error = max(error, by_bounds if bounded else by_leaving)
+        exact = exact and bounded
+    return Clocks(hosts, ahead, error, exact)
 
 
 # -- one op ---------------------------------------------------------------------------

@@ -18,6 +18,8 @@ __all__ = ["Pattern", "Shape", "hosts_of", "shape_of"]
 #: behind for many ops in a row, although not in nearly all of them.
 CHANCE = 4e-6
 STEADY = 0.75
+#: The same of the turns of all but one of those who take turns.
+BESIDE = 2e-3
 #: A scheduler may keep a rank behind for so few ops. Where these are all there is, a
 #: rank has to be late by 1.5 ms, and by more than the others differ in four of five ops
 #: or by much the same time each time: deviation over mean.
@@ -25,6 +27,8 @@ FEW = 60
 OF_FEW = 1_500_000
 MOST_OPS = 0.8
 REGULAR = 0.4
+#: By how many times as much one may be late in its turn as another one in its own.
+ALIKE = 4
 #: The part of the late entries that a reason has to explain.
 MOSTLY = 0.6
 #: Nanoseconds by which ranks have to be late in the middle to be named.
@@ -71,6 +75,8 @@ def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
             hits = _hits(ops, late, turns)
             if period == 1 and len(ops) < FEW and not _stand_out(ops, hits):
                 return None
+            if period > 1 and not _alike(hits):
+                continue
             pattern = _why(hits, clocks)
             if pattern is Pattern.STEADY and period > 1:
                 pattern = Pattern.TURNS
@@ -91,21 +97,33 @@ def _turns(
     The chance is bounded from above: each rank is as likely late as the others, and
     who is said to be late at each of the turns is chosen to fit.
     """
-    turns, times = list[frozenset[int]](), 0
-    for phase in range(period):
-        counts = Counter(filter(None, late[phase::period]))
-        if not counts:
-            return None
-        ((those, count),) = counts.most_common(1)
-        turns.append(those)
-        times += count
     usual = 1 / ranks
-    if times < (usual + STEADY * (1 - usual)) * len(late):
+    phases = [late[phase::period] for phase in range(period)]
+    turns, counts = list[frozenset[int]](), list[int]()
+    for phase in phases:
+        found = Counter(filter(None, phase))
+        if not found:
+            return None
+        ((those, count),) = found.most_common(1)
+        turns.append(those)
+        counts.append(count)
+    if sum(counts) < (usual + STEADY * (1 - usual)) * len(late):
         return None
-    if period > 1 and len({*turns}) < 2:
-        return None
-    chance = ranks**period * _at_least(times, len(late), usual)
-    return turns if chance <= CHANCE else None
+
+    def chance(which: Sequence[int]) -> float:
+        times, of = (
+            sum(counts[one] for one in which),
+            sum(len(phases[one]) for one in which),
+        )
+        return ranks ** len(which) * _at_least(times, of, usual)
+
+    if period > 1:
+        # Who is late in nearly all of its turns takes none if the others' are noise.
+        most = turns[counts.index(max(counts))]
+        others = [one for one, those in enumerate(turns) if those != most]
+        if not others or chance(others) > BESIDE:
+            return None
+    return turns if chance(range(period)) <= CHANCE else None
 
 
 def _at_least(times: int, of: int, p: float) -> float:
@@ -125,6 +143,15 @@ def _hits(
         for n, (one, those) in enumerate(zip(ops, late, strict=True))
         if those == turns[n % len(turns)]
     ]
+
+
+def _alike(hits: Sequence[tuple[Moment, frozenset[int]]]) -> bool:
+    """Return whether each is late by as much in its turn: else one is, and noise is."""
+    by: dict[frozenset[int], list[int]] = {}
+    for one, late in hits:
+        by.setdefault(late, []).append(one.by(late))
+    middles = [median(some) for some in by.values()]
+    return max(middles) <= ALIKE * min(middles)
 
 
 def _stand_out(
@@ -169,7 +196,7 @@ def _why(
         same = all(those == late for _, those in hits)
         whole = same and hosts_of(late, one, clocks)
         return Pattern.HOST if whole else Pattern.STEADY
-    if not clocks.ahead and mostly(
+    if clocks.exact and mostly(
         lambda one, late: 2 * one.left_late(late, clocks) >= one.by(late)
     ):
         # A slow link takes much the same time each time. On a loaded machine the rank

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
+from ..work.op_type import payload
 from .joint_ops import (
     Clocks,
     Entry,
@@ -29,6 +30,8 @@ from .joint_ops import (
 )
 from .late_patterns import Pattern, Shape, hosts_of, shape_of
 from .records import Record
+from .speeds import Speed, Speeds
+from .torch_format import ITEMSIZES
 
 __all__ = [
     "GroupLateness",
@@ -153,6 +156,10 @@ class GroupLateness:
     findings: tuple[LateFinding, ...] = ()
     #: Why nothing is known; empty where something is.
     unknown: str = ""
+    #: Seconds by which the clocks of hosts may differ; 0 where the ranks share one.
+    clock_error: float = 0.0
+    #: What took most of the time once all ranks were in.
+    speeds: tuple[Speed, ...] = ()
 
 
 @dataclass
@@ -163,6 +170,7 @@ class _Group:
     taken_ns: int = 0
     #: Op and line → the last ones there.
     lines: dict[tuple[str, str], deque[JointOp]] = field(default_factory=dict)
+    speeds: Speeds = field(default_factory=Speeds)
     unknown: str = ""
 
 
@@ -240,13 +248,18 @@ class Lateness:
         if number[0] != group.taken[0] or number <= group.taken:
             # The group was rebuilt or made again, perhaps with other processes.
             group.lines.clear()
+            group.speeds = Speeds()
         group.taken, group.taken_ns = number, at
         group.unknown = next(filter(None, map(why_unknown, records)), "")
         if group.unknown or len({one["op"] for one in records}) > 1:
             return
         where = records[0]["op"], _usual_line(records)
         ops = group.lines.pop(where, None) or deque(maxlen=KEPT)
-        ops.append({rank: Entry.of(ranks[rank]) for rank in sorted(ranks)})
+        entries = {rank: Entry.of(ranks[rank]) for rank in sorted(ranks)}
+        ops.append(entries)
+        if size := _size(records[0], len(ranks)):
+            takes = min(one.left - one.entered for one in entries.values())
+            group.speeds.add(records[0]["op"], size, takes)
         # That of the last op comes last.
         group.lines[where] = ops
         while len(group.lines) > LINES:
@@ -298,7 +311,13 @@ class Lateness:
             found = [one for one in found if one.pattern is not Pattern.LEAVES_LATE]
         kept = _without_pauses([one for ops in moments.values() for one in ops])
         ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
-        return GroupLateness(group.key, ranks, tuple(found))
+        return GroupLateness(
+            group.key,
+            ranks,
+            tuple(found),
+            clock_error=clocks.error / 1e9,
+            speeds=group.speeds.told(len(ranks)),
+        )
 
 
 def findings_of(groups: Iterable[GroupLateness]) -> list[LateFinding]:
@@ -316,6 +335,14 @@ def _usual_line(records: Iterable[Record]) -> str:
     """Return the line at which most ranks have entered an op."""
     lines = Counter(one["frame"]["source"] for one in records)
     return str(lines.most_common(1)[0][0])
+
+
+def _size(record: Record, ranks: int) -> int:
+    """Return the bytes that an op moves; 0: none, or it is not known."""
+    itemsize = ITEMSIZES.get(next(iter(record.get("dtypes", ())), ""))
+    if itemsize is None:
+        return 0
+    return payload(record["op"], record["sizes"], itemsize, ranks) or 0
 
 
 def _current(

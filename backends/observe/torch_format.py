@@ -39,11 +39,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..groups.world import DEFAULT
 from ..work.op_type import OpType, spec_of
 from .records import splits_of, tag_of
 
-__all__ = ["DTYPES", "OPS", "flight_recorder"]
+__all__ = ["DTYPES", "ITEMSIZES", "OPS", "flight_recorder"]
 
 VERSION = "2.10"
 
@@ -67,6 +69,10 @@ DTYPES = {
     "float64": "Double",
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
+}
+#: Of dtypes, in bytes. numpy itself has no bfloat16.
+ITEMSIZES = {"bfloat16": 2} | {
+    name: np.dtype(name).itemsize for name in DTYPES if name != "bfloat16"
 }
 
 #: Torch's name in a ``profiling_name``, without the library → op.

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from ..observe.torch_format import DTYPES, OPS
+from ..observe.torch_format import DTYPES, ITEMSIZES, OPS
 from ..work.flight_recorder import OpEntry, recorder
 from ..work.op_counts import OpCounts
 from ..work.op_type import OpType
@@ -23,10 +21,6 @@ Entry = Mapping[str, Any]
 ERROR = 0.05
 
 _NUMPY = {torch: numpy for numpy, torch in DTYPES.items()}
-# numpy itself has no bfloat16.
-_ITEMSIZES = {"bfloat16": 2} | {
-    name: np.dtype(name).itemsize for name in DTYPES if name != "bfloat16"
-}
 
 
 class Progress:
@@ -210,5 +204,5 @@ class TorchRecord(OpEntry):
         }
 
     def _dtypes(self) -> tuple[Sequence[str], int, int]:
-        itemsize = _ITEMSIZES.get(self.dtypes[0], 1) if self.dtypes else 0
+        itemsize = ITEMSIZES.get(self.dtypes[0], 1) if self.dtypes else 0
         return self.dtypes, itemsize, len(self.group.key.ranks)

@@ -122,6 +122,7 @@ class Run:
                 "is_p2p": is_p2p,
                 "state": "completed",
                 "sizes": [] if op == "barrier" else [[1024]],
+                "dtypes": [] if op == "barrier" else ["float32"],
                 "splits": None,
                 "time_created_ns": at(entered),
                 "time_started_ns": at(entered),

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from rankscope.backends.observe.late_patterns import Pattern
-from rankscope.backends.observe.lateness import LateFinding, Lateness
+from rankscope.backends.observe.lateness import GroupLateness, LateFinding, Lateness
+from rankscope.backends.observe.speeds import CLASSES, Speeds
 from rankscope.backends.work.record_fields import UNSEEN
+from rankscope.widgets.lateness_text import lateness_text
 from tests.backends.observe.late_runs import Run
 
 #: What happened → rank → when it entered and left each all_reduce, in µs.
@@ -307,6 +309,15 @@ class TestNotBlamed:
             run.steps(1, lambda n, rank: 9.0 if rank == 0 else 1.0)
         assert not _found(run)
 
+    def test_noise_takes_no_turns_with_a_rank_that_is_late_every_second_time(
+        self,
+    ) -> None:
+        # As one that writes a checkpoint every second step.
+        for seed in (53, 59, 91, 106, 125, 134, *range(20)):
+            run = Run(4 + 4 * (seed % 2), seed, heavy=1.0)
+            run.steps(31, lambda n, rank: 5 + 50 * (rank == 0 and n % 2 == 0))
+            assert not _found(run), seed
+
     def test_nobody_waits_for_an_asynchronous_op(self) -> None:
         def late(n: int, rank: int) -> float:
             return 1 + 10 * (rank == 2)
@@ -421,6 +432,11 @@ class TestClocks:
     def _found(self, run: Run) -> list[LateFinding]:
         return _found(run, HOSTS)
 
+    def _groups(self, run: Run) -> list[GroupLateness]:
+        lateness = Lateness()
+        lateness.take(run.dumps(), hosts=HOSTS)
+        return lateness.groups()
+
     def test_three_seconds_do_not_matter(self) -> None:
         for rank in range(4):
             run = Run(clocks=CLOCKS)
@@ -454,3 +470,93 @@ class TestClocks:
         run.leave = lambda n, rank: 20 * rng.random() if rank > 1 else 0.0
         run.steps(61, lambda n, rank: 1 + 5 * (rank == 1))
         assert not self._found(run)
+
+    @pytest.mark.parametrize("ms", [12, 20, 28])
+    def test_nobody_is_named_whose_time_a_slow_link_may_hide(self, ms: int) -> None:
+        # What comes into host b takes 36 ms: its ranks are last, not rank 0. Without
+        # a short op their clock may be ahead just as well.
+        run = Run(clocks=CLOCKS, leave=lambda n, rank: 36.0 * (rank > 1))
+        run.steps(61, lambda n, rank: 5 + ms * (rank == 0))
+        for ended in (False, True):
+            assert not _found(run, HOSTS, ended=ended)
+
+    def test_short_ops_tell_a_slow_link_from_a_clock(self) -> None:
+        run = Run(clocks=CLOCKS, heavy=0.05)
+
+        def step(late: float = 0.0) -> None:
+            run.op, run.leave = "all_reduce", lambda n, rank: 36.0 * (rank > 1)
+            run.steps(1, lambda n, r: 1 + late * (r == 0), line="cell 7 line 4")
+            run.op, run.leave = "barrier", lambda n, rank: 0.0
+            run.steps(1, lambda n, rank: 0.1, line="cell 7 line 5")
+            run.steps(1, lambda n, rank: 0.1, line="cell 7 line 6")
+
+        for _ in range(TWENTY):
+            step()
+        (found,) = self._found(run)
+        assert (found.pattern, found.ranks) == (Pattern.LEAVES_LATE, (2, 3))
+        assert found.line == "cell 7 line 5"
+        assert 0 < found.clock_error < 0.001
+        (group,) = self._groups(run)
+        assert group.clock_error == found.clock_error
+        # Rank 0 comes last to another op, whatever the link does.
+        for _ in range(TWENTY):
+            step(60.0)
+        named = {one.line: (one.pattern, one.ranks) for one in self._found(run)}
+        assert named["cell 7 line 4"] == (Pattern.STEADY, (0,))
+        assert named["cell 7 line 5"] == (Pattern.LEAVES_LATE, (2, 3))
+
+    def test_a_clock_that_is_set_or_drifts_names_nobody_wrongly(self) -> None:
+        for seed in range(40):
+            rng = random.Random(seed)
+            late = rng.choice((-1, 0, 3))
+            run = Run(seed=seed, heavy=0.3, clocks=dict(CLOCKS))
+            ppm, step = rng.uniform(-100, 100), rng.choice((-2000, -20, 0, 20))
+            run.steps(61, lambda n, r: 100 + 20 * (r == late))  # noqa: B023
+            for rank in CLOCKS:
+                for n, record in enumerate(run.records[rank]):
+                    for name in ("created", "started", "ended", "waited"):
+                        key = f"time_{name}_ns"
+                        ahead = (record[key] % 10**12) * ppm / 1e6
+                        record[key] += int(ahead + step * 1e6 * (n > 20 + seed))
+            assert {one.ranks for one in self._found(run)} <= {(late,)}, seed
+
+
+class TestSpeeds:
+    """How fast ops are once all ranks are in, against the fastest ones in a row."""
+
+    def test_a_late_rank_makes_no_op_slower_and_a_slow_network_does(self) -> None:
+        run, lateness = Run(heavy=0.05), Lateness()
+        run.steps(TWENTY, lambda n, rank: 1.0)
+        run.steps(20, lambda n, rank: 1 + 30 * (rank == 2))
+        lateness.take(run.dumps())
+        (fast,) = lateness.groups()[0].speeds
+        assert (fast.op, fast.nbytes) == ("all_reduce", 4096)
+        assert fast.best <= fast.takes < 0.0002
+        assert fast.busbw == pytest.approx(4096 / fast.takes / 1e9 * 1.5)
+
+        run.leave = lambda n, rank: 8.0
+        lateness.take(run.steps(20, lambda n, rank: 1.0).dumps())
+        (slow,) = lateness.groups()[0].speeds
+        assert slow.takes == pytest.approx(0.008, rel=0.05)
+        assert (slow.best, slow.best_busbw) == (fast.best, fast.best_busbw)
+        assert slow.busbw < fast.busbw / 40
+        said = lateness_text(lateness.groups(), [])
+        assert "once all are in, all_reduce of 4 KiB takes 8." in said
+        assert "; at best " in said
+
+    def test_nothing_is_told_of_what_moves_nothing_or_is_too_rare(self) -> None:
+        run, lateness = Run(heavy=0.05), Lateness()
+        run.steps(19)
+        run.op = "barrier"
+        run.steps(60)
+        lateness.take(run.dumps())
+        assert lateness.groups()[0].speeds == ()
+
+    def test_what_is_kept_is_bounded(self) -> None:
+        speeds = Speeds()
+        for bits in range(1, 60):
+            for op in ("all_reduce", "all_gather"):
+                for _ in range(20):
+                    speeds.add(op, 1 << bits, bits * 1000)
+        assert len(speeds._classes) == CLASSES
+        assert [one.nbytes.bit_length() for one in speeds.told(4)] == [60, 60, 59]

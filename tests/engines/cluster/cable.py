@@ -1,4 +1,4 @@
-"""A cable between two network namespaces: it delays, loses, or carries nothing.
+"""A cable between two network namespaces: it delays, loses, is slow, or cut.
 
 Not a veth pair with ``tc netem``: many a kernel comes without netem. Two TUN
 devices do, and what goes from one to the other passes through this process.
@@ -7,6 +7,7 @@ devices do, and what goes from one to the other passes through this process.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import random
 import select
@@ -27,12 +28,15 @@ _PACKET = 65536
 class Cable:
     """Joins the devices ``cable-a`` and ``cable-b``, both made in this namespace.
 
-    `delay` in seconds and `loss` as a share hold for each direction; with
-    ``up`` false nothing gets through, and neither side gets an error.
+    `delay` in seconds and `loss` as a share hold for each direction, `rate` in bytes a
+    second for what goes to ``cable-b``; with ``up`` false nothing gets through, and
+    neither side gets an error.
     """
 
     def __init__(self) -> None:
         self.delay = self.loss = 0.0
+        self.rate = math.inf
+        self._free = 0.0
         self.up = True
         self.carried = self.lost = 0
         self._ends = [_device(b"cable-a"), _device(b"cable-b")]
@@ -63,6 +67,8 @@ class Cable:
                     self.lost += 1
                     continue
                 at = time.monotonic() + self.delay
+                if end == self._ends[0] and self.rate < math.inf:
+                    at = self._free = max(at, self._free) + len(packet) / self.rate
                 self._under_way[there[end]].append((at, packet))
             now = time.monotonic()
             for end, queue in self._under_way.items():

@@ -48,6 +48,19 @@ def test_delay_and_loss_slow_down_and_change_nothing(seen: dict[str, Any]) -> No
     assert seen["carried"]["lost"] > 0
 
 
+def test_a_slow_link_is_told_and_no_rank_is_blamed_for_it(
+    seen: dict[str, Any],
+) -> None:
+    *silent, told = seen["slow link"]["told"]
+    assert not any(one["found"] for one in silent)
+    assert told["found"] == [["late to leave", [2]]]
+    assert "what comes in is slow, not the work between" in told["said"]
+    assert ", the clocks of the hosts agree within " in told["said"]
+    hidden = seen["slow link"]["hidden"]
+    assert hidden["found"] == []
+    assert "once all are in, all_reduce of 15.6 KiB takes " in hidden["said"]
+
+
 def test_a_cut_ends_every_wait_and_names_the_op(seen: dict[str, Any]) -> None:
     """Also on the side that the notebook cannot reach."""
     down, up = seen["down"], seen["up"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -27,9 +28,11 @@ import ipyparallel
 import numpy as np
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.lateness import findings_of
 from rankscope.engines import Cluster, ClusterError, Execution
 from rankscope.engines.cluster.launch import _CONTROLLER_ARGS
 from rankscope.engines.cluster.value_server import ValueServer
+from rankscope.widgets.lateness_text import lateness_text
 from tests.engines.cluster.cable import TUN, Cable
 from tests.environment import environment
 
@@ -51,6 +54,19 @@ try:
 except dist.DistError as error:
     caught = f"{type(error).__name__}: {error}"
 """
+
+#: Large collectives of a rank of each host; then small ones, which tell their clocks.
+TRAIN = """
+import time
+for step in range(24):
+    if rank in (0, 2):
+        if rank == 0: time.sleep({seconds})
+        dist.all_reduce(np.ones(2000), group=pair)
+        {small}
+"""
+SMALL = "dist.barrier(group=pair)\n        dist.barrier(group=pair)"
+#: Bytes a second from the first host to the second: 16 kB take 160 ms.
+RATE = 1e5
 
 
 #: A network and a hostname of its own, as root of its own if we are not root.
@@ -271,6 +287,34 @@ def main() -> None:
     hosts.close()
 
 
+def slow_link(cluster: Cluster, cable: Cable) -> None:
+    """What comes to rank 2 is slow; rank 0, which sleeps for less, makes none wait."""
+    cable.rate = RATE
+    found = []
+    # A loaded machine carries the small ones as slowly now and then.
+    for _ in range(4):
+        found.append(late(cluster, SMALL, 0.0))
+        if found[-1]["found"]:
+            break
+    tell("slow link", told=found, hidden=late(cluster, "", 0.08))
+    cable.rate = math.inf
+
+
+def late(cluster: Cluster, small: str, seconds: float) -> dict[str, Any]:
+    """Let a group of ranks 0 and 2 train; return what is said of it."""
+    code = "pair = dist.new_group([0, 2])\n"
+    cluster.execute(code + TRAIN.format(small=small, seconds=seconds), cell=7).result(
+        WAIT
+    )
+    groups = cluster.lateness().groups()[-1:]
+    cluster.execute("dist.destroy_process_group(pair)").result(WAIT)
+    found = findings_of(groups)
+    return {
+        "found": [(one.pattern.value, one.ranks) for one in found],
+        "said": lateness_text(groups, found),
+    }
+
+
 def story(cluster: Cluster, cable: Cable) -> None:
     cluster.execute("mine = rank * 100\n" + SUM.format(n=100)).result(WAIT)
     status = cluster.status(fresh=True)
@@ -285,6 +329,8 @@ def story(cluster: Cluster, cable: Cable) -> None:
         tell("poor", n=n, seconds=time.monotonic() - began)
     tell("carried", carried=cable.carried, lost=cable.lost)
     cable.delay = cable.loss = 0.0
+
+    slow_link(cluster, cable)
 
     cell = stream(cluster)
     cable.up = False
