@@ -198,8 +198,8 @@ def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
 
     No rank leaves before the last one has entered: ops that are short for the ranks of
     both hosts bound how far their clocks differ. Without such ops a host whose ranks
-    always leave later looks as one whose clock is ahead, by no more than an op takes
-    once all ranks are in.
+    always leave later looks as one whose clock is ahead: the error is twice what an op
+    takes once all ranks are in.
     """
     if len({hosts.get(rank, "") for one in ops for rank in one}) < 2:
         return Clocks(hosts)
@@ -227,7 +227,7 @@ def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
         tenth = len(some) // 10
         usual = int(median(together))
         spread = (together[-1 - tenth] - together[tenth] + 1) // 2
-        by_leaving = max(spread, int(takes))
+        by_leaving = max(spread, int(2 * takes))
         by_bounds = (most - least + 1) // 2 + drift
         refuted = not least - drift <= usual <= most + drift
         bounded = least <= most and (refuted or by_bounds <= by_leaving)
