@@ -24,6 +24,8 @@ __all__ = ["JobInfo", "SlurmJob", "span_text", "submission"]
 PROGRAMS = ("salloc", "srun", "scontrol", "scancel")
 #: Options of salloc with which there would be no job that ends with the notebook.
 _REFUSED = ("--no-shell", "--wrap", "--array", "-a")
+#: Options of salloc that need a value.
+_VALUED = "AbBcCdDFGJLmMnNpqStwx"
 #: Variables of an outer job that are no options of an inner one.
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 #: Seconds that a command of Slurm gets.
@@ -134,6 +136,11 @@ def submission(options: str) -> list[str]:
         # A value follows an option; salloc would run any other word as its command.
         if not word.startswith("-") and not before.startswith("-"):
             raise ValueError(f"{word!r} is no option of salloc")
+    if words and len(words[-1]) == 2 and words[-1][1] in _VALUED:
+        raise ValueError(
+            f"{words[-1]} needs a value; all options are within one pair of quotes, as "
+            '"-N 2 -t 1:00:00"'
+        )
     named = any(word.startswith(("-J", "--job-name")) for word in words)
     name = [] if named else ["--job-name=rankscope"]
     # JSON, as all that is read from a leashed process.

@@ -127,6 +127,7 @@ def test_no_rank_is_started_where_torch_is_missing(
         ("--hosts a:2 --slurm", "--hosts and --slurm both name the hosts"),
         ('--slurm "-N 2" --engines mpi', "--engines does not go with --slurm"),
         ('--slurm "-N 2 hostname"', "'hostname' is no option of salloc"),
+        ("--slurm -N 2 -t 10", "all options are within one pair of quotes, as "),
         ("-n 2 --interface eth0", "--interface is for hosts"),
     ],
 )

@@ -60,6 +60,7 @@ def test_a_job_is_submitted_with_the_options_of_a_person() -> None:
         ("--no-shell", "--no-shell does not go with ranks"),
         ("--array=1-3", "--array does not go with ranks"),
         ("-N 1 : -N 2", "the parts of a heterogeneous job share no ranks"),
+        ("-N", "-N needs a value; all options are within one pair of quotes"),
         ("-J 'mine", "No closing quotation"),
     ],
 )
