@@ -78,12 +78,13 @@ _JSON = """\
    "late": [{"kind", "ranks", "group", "op", "line", "times", "of", "wait", "share",
              "text"}]}
 Culprits and ranks are global ranks. Without a fault, verdicts is empty. A kind is one
-of "missing ranks", "rank dead", "rank busy elsewhere", "op mismatch", "order
-mismatch" (also of ranks that wait for each other), "size mismatch", "dtype mismatch",
-"root mismatch", "reduce op mismatch", "execution hang", and "undecided", of which no
-culprit is known. world_size is null if no file tells. late has who kept
-the others waiting in ops that are over, where it is certain: in how many of how many
-ops, seconds each time, and the part of their time.
+of "missing ranks", "rank dead", "rank not responding", "rank busy elsewhere", "op
+mismatch", "order mismatch", "deadlock" (of ranks that wait for each other), "size
+mismatch", "dtype mismatch", "root mismatch", "reduce op mismatch", "split mismatch",
+"tag mismatch", "execution hang", and "undecided", of which no culprit is known.
+world_size is null if no file tells. late has who kept the others waiting in ops that
+are over, where it is certain: in how many of how many ops, seconds each time, and the
+part of their time.
 
 With --pid and --jobs:
   {"version": 1,

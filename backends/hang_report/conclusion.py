@@ -23,6 +23,7 @@ __all__ = [
     "add_absent_ranks",
     "conclude",
     "death_by_signal",
+    "is_stopped",
     "read_stacks",
 ]
 
@@ -80,11 +81,25 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
         if facts["has_ended"]:
             default = f"rank {rank} is dead: its process has ended"
             facts["death"] = death_by_signal(rank, text) or deaths.get(rank, default)
+        elif is_stopped(pid := facts["pid"]):
+            facts["silence"] = (
+                "has not answered: its process is stopped (SIGSTOP, or a debugger): "
+                f"kill -CONT {pid} continues it"
+            )
         write_facts(folder, rank, facts)
     for rank, death in deaths.items():
         # It is on another host, or ended before it had begun here.
         if not (folder / f"{FACTS}{rank}.json").exists():
             write_facts(folder, rank, {"has_ended": True, "death": death})
+
+
+def is_stopped(pid: Any) -> bool:
+    """Return whether a process is stopped; False where that is not known."""
+    with contextlib.suppress(OSError, IndexError):
+        # Its name, in brackets before the state, may be anything.
+        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
+        return status.split()[0] in (b"T", b"t")
+    return False
 
 
 def death_by_signal(rank: int, text: str) -> str:

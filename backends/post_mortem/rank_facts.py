@@ -126,11 +126,12 @@ class FactsReader:
             at = f" at {found.exception_line}" if found.exception_line else ""
             death = f"rank {rank} ended with {found.exception}{at}"
         pid, host = facts.get("pid"), facts.get("host")
-        idle = facts.get("last_cell_exit")
+        idle, silence = facts.get("last_cell_exit"), facts.get("silence")
         return [
             replace(
                 found,
                 death=death[:300] if isinstance(death, str) else None,
+                silence=silence[:300] if isinstance(silence, str) else None,
                 has_left=True if facts.get("has_left") is True else None,
                 last_cell_exit=idle[:300] if isinstance(idle, str) else None,
                 ended_by=ended_by if facts.get("has_ended") is True else None,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from rankscope.backends.hang_report.conclusion import is_stopped
 from rankscope.backends.hang_report.meeting import Meeting
 from rankscope.backends.hang_report.place import Place
 from rankscope.backends.hang_report.reports import LOOK, Reports, Wish
@@ -101,3 +104,16 @@ def test_a_look_from_outside_is_no_report(parent: Path, tmp_path: Path) -> None:
     assert not folders[0].exists()
     assert not folders[1].exists()
     meeting.close()
+
+
+@pytest.mark.processes
+def test_a_process_that_is_stopped_cannot_write() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            assert not is_stopped(process.pid)
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            assert is_stopped(process.pid)
+        finally:
+            process.kill()
+    assert not is_stopped(process.pid)

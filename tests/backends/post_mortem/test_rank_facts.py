@@ -115,6 +115,11 @@ def test_who_is_on_a_host_that_was_not_read_is_not_blamed(tmp_path: Path) -> Non
     # Its host was read, and it could not write: its GIL is held.
     (verdict,) = report_of(tmp_path, *map(facts, range(4))).verdicts
     assert verdict.culprits == (3,)
+    stopped = facts(3, pid=7, host="a", silence="has not answered: it is stopped")
+    (verdict,) = report_of(tmp_path, *map(facts, range(3)), stopped).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_NOT_RESPONDING, (3,))
+    said = "rank 3 (pid 7 on a) has not answered: it is stopped; ranks 0–2 wait in all"
+    assert str(verdict).startswith(said)
 
 
 LOST = (
