@@ -291,8 +291,8 @@ def _settled(trial: Trial, meeting: str) -> Snapshot:
     return found
 
 
-def _rule(name: str, promise: str, body: Any, ranks: int = 2, **more: Any) -> Rule:
-    return Rule("contract", name, promise, body, ranks, **more)
+def _rule(name: str, promise: str, body: Any) -> Rule:
+    return Rule("contract", name, promise, body, ranks=2)
 
 
 RULES = [

@@ -152,11 +152,7 @@ def run_mpi_ranks(
     function: Callable[..., Any],
     *args: Any,
     timeout: float = 60,
-    env: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
 ) -> list[Any]:
     """Run ``function(me, *args)`` on `size` ranks; return the results by rank."""
-    with MPIRanks(
-        size, function, *args, timeout=timeout, env=env, options=options
-    ) as ranks:
+    with MPIRanks(size, function, *args, timeout=timeout) as ranks:
         return ranks.wait()

@@ -34,9 +34,7 @@ WAIT = 30.0
 _lock = threading.Lock()
 
 
-def rebuild(
-    group: Any, generation: int | None, store: Store, *, timeout: float = WAIT
-) -> Any:
+def rebuild(group: Any, generation: int | None, store: Store) -> Any:
     """Make `group` anew with the same arguments, on each of its ranks; return it.
 
     Its ranks meet in `store`, one of Rankscope's; a torch TCPStore on its first rank
@@ -46,8 +44,8 @@ def rebuild(
     is aborted first. `generation` is the same on every rank, ``None`` the next one;
     nothing is done where `group` has it already.
 
-    Raises `DistTimeoutError` if a rank does not come within `timeout` s. The group then
-    is as it was: aborted.
+    Raises `DistTimeoutError` if a rank does not come within `WAIT` s. The group then is
+    as it was: aborted.
     """
     torch = names()
     with _lock:
@@ -58,7 +56,7 @@ def rebuild(
             return group
         name = made.name or group.group_desc
         abort(group, AbortReason(f"replaced by its generation {generation}", "rebuild"))
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + WAIT
         ranks = torch.ranks(group) or ()
         meeting = _Meeting(store, name, ranks, torch.c10d.get_rank(), generation)
         fresh = meeting.open(deadline)
@@ -150,8 +148,6 @@ def join(
     store: Store,
     place: int,
     count: int,
-    *,
-    timeout: float = WAIT,
 ) -> Any:
     """Make a group in a fresh process, while the other ranks call `rebuild`.
 
@@ -161,7 +157,7 @@ def join(
     """
     torch = names()
     with _lock:
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + WAIT
         meeting = _Meeting(store, key.name, key.ranks, rank, generation)
         fresh = meeting.open(deadline)
         is_default = not arguments["global_ranks_in_group"]
