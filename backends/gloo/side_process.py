@@ -36,6 +36,7 @@ from ..errors import (
 from ..messaging.connecting import Namer, different, own_address
 from ..stores.base import Store
 from ..stores.process_end import host_id
+from ..thread_start import start_thread
 from ..work.work import Work
 from .library import Library
 
@@ -129,10 +130,7 @@ class SideProcess:
         with self._lock:
             if self._thread is not None or self._killed:
                 return
-            self._thread = threading.Thread(
-                target=self._run, name="rankscope-gloo", daemon=True
-            )
-            self._thread.start()
+            self._thread = start_thread("gloo", self._run)
 
     def submit(self, work: Work, task: Callable[[], None]) -> Work:
         """Run ``task()`` after those before it; `work` ends with it. Returns `work`."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConnectionLostError, DistBackendError, DistError
+from ..thread_start import start_thread
 from ..work.op_type import OpType
 from ..work.work import Work
 from .algorithms import SEND, Flat, Schedule, Transfer
@@ -453,9 +454,7 @@ class MessageQueue:
             # thread that takes long, or one of this thread, and this is a signal
             # handler. Whoever made the call sees to it, too; but an interrupt may
             # keep it from that.
-            threading.Thread(
-                target=self._abandon_later, name="rankscope-abandon", daemon=True
-            ).start()
+            start_thread("abandon", self._abandon_later)
         self.opened.set()
         if self._transport is not None:
             self._transport.wake()

@@ -22,6 +22,7 @@ from typing import Any
 from ..errors import DistBackendError
 from ..install import pip_install, with_extra
 from ..launch_variables import OPEN_MPI, PMI, PMIX
+from ..thread_start import start_thread
 
 __all__ = [
     "at_exit",
@@ -147,10 +148,7 @@ def begin() -> None:
     global _beginning
     with _beginning_lock:
         if _beginning is None and _is_launched() and unavailable_reason() is None:
-            _beginning = threading.Thread(
-                target=_begin, name="rankscope-mpi-init", daemon=True
-            )
-            _beginning.start()
+            _beginning = start_thread("mpi-init", _begin)
             _finalize_at_exit()
 
 
@@ -260,9 +258,7 @@ class _Finalizer:
     def __init__(self) -> None:
         self._requested, self._done = threading.Event(), threading.Event()
         self._finalize: Callable[[], object] = int
-        threading.Thread(
-            target=self._run, name="rankscope-mpi-leave", daemon=True
-        ).start()
+        start_thread("mpi-leave", self._run)
 
     def _run(self) -> None:
         self._requested.wait()

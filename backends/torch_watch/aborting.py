@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import DistAbortedError
 from ..groups.abort_reason import AbortReason
+from ..thread_start import start_thread
 from ..work.flight_recorder import recorder
 from . import gloo_sockets
 from .creation import Made, made_of
@@ -162,12 +163,7 @@ def _abort_gloo(made: Made) -> None:
     ended = gloo_sockets.shut_down(made.listeners)
     _log.debug("%d connections of gloo were shut down", ended)
     if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
-        threading.Thread(
-            target=_abort_late_connections,
-            args=(made,),
-            name="rankscope-torch-abort",
-            daemon=True,
-        ).start()
+        start_thread("torch-abort", _abort_late_connections, made)
 
 
 def _abort_late_connections(made: Made) -> None:
@@ -199,4 +195,4 @@ def _abort_in_thread(group: Any, backend: Any) -> None:
     late = threading.Timer(NCCL_WAIT, warn)
     late.daemon = True
     late.start()
-    threading.Thread(target=run, name="rankscope-nccl-abort", daemon=True).start()
+    start_thread("nccl-abort", run)

@@ -17,6 +17,7 @@ from ..groups.abort_reason import FoundCause
 from ..groups.key import GroupKey
 from ..groups.world import world
 from ..observe.joint_ops import slim
+from ..thread_start import start_thread
 from ..work.flight_recorder import recorder
 from . import aborting, creation
 from .calls import CallLog
@@ -144,10 +145,7 @@ class TorchWatch:
         with self._lock:
             self.names = names
             self._discover()
-        self._thread = threading.Thread(
-            target=self._run, name="rankscope-torch-watch", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("torch-watch", self._run)
         # Torch must not be read while its library is taken down.
         atexit.register(self.stop)
         self._undo.append(lambda: atexit.unregister(self.stop))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
 
@@ -11,6 +10,7 @@ from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.errors import DistBackendError
 from rankscope.backends.interface.registry import builtin_devices, resolve
 from rankscope.backends.interface.staging import staging_for
+from rankscope.backends.thread_start import start_thread
 
 from ..wire.requests import Refusal
 
@@ -32,12 +32,7 @@ def refused(backend: str | None) -> list[Refusal]:
     if backend is not None:
         named = BackendConfig(backend).device_backend_map
         # Not on this thread, which must answer other requests.
-        check = threading.Thread(
-            target=lambda: found.extend(_check(named)),
-            name="rankscope-availability",
-            daemon=True,
-        )
-        check.start()
+        check = start_thread("availability", lambda: found.extend(_check(named)))
         check.join(CHECK_TIMEOUT)
     return list(found)
 

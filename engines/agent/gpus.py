@@ -18,6 +18,7 @@ from rankscope.backends.devices.cuda_context import cuda_contexts, gpu_uuid
 from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.devices.gpu_memory import GpuMemory, GpuUse
 from rankscope.backends.interface.registry import builtin_devices
+from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
 from ..wire.gpu_environment import DEVICES, SHARE_GPU, parse_devices
@@ -194,10 +195,7 @@ class GpuReadings:
         with self._lock:
             now = time.monotonic()
             if self._thread is None and now >= self._due:
-                self._thread = threading.Thread(
-                    target=self._read, name="rankscope-gpu-memory", daemon=True
-                )
-                self._thread.start()
+                self._thread = start_thread("gpu-memory", self._read)
             return self._last if now - self._read_at < KEPT else None
 
     def _read(self) -> None:

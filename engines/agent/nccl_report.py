@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.nccl import ras
+from rankscope.backends.thread_start import start_thread
 
 from ..wire.requests import GetNcclReport, NcclReport
 
@@ -40,10 +41,7 @@ class NcclReports:
             if report is not None and age < FRESH:
                 return report
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._query, name="rankscope-nccl-ras", daemon=True
-                )
-                self._thread.start()
+                self._thread = start_thread("nccl-ras", self._query)
         if report is None or age > KEPT:
             report = {"pending": True, "error": "", "communicators": []}
         return {**report, "pending": True}

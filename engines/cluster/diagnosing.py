@@ -24,6 +24,7 @@ from rankscope.backends.observe.verdicts import (
     on_group,
     on_groups,
 )
+from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
 from ..status import ClusterStatus, RankStatus
@@ -357,10 +358,7 @@ class StallWatch:
         self._stop = threading.Event()
         # Held while what was found is told.
         self._telling = threading.RLock()
-        self._thread = threading.Thread(
-            target=self._run, name="rankscope-stall-watch", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("stall-watch", self._run)
 
     def close(self) -> None:
         """Tell nothing from now on; the thread ends after the diagnosis that it makes.

@@ -14,6 +14,7 @@ from typing import Any
 from rankscope.backends.errors import DistError, DistStoreError
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.tcp import TCPStore
+from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
 from ..status import Summary
@@ -61,10 +62,7 @@ class JobRegistry(RankRegistry):
         self._closed = threading.Event()
         for rank in range(size):
             self._watch_rank(rank)
-        self._thread = threading.Thread(
-            target=self._run, name="rankscope-job-registry", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("job-registry", self._run)
 
     def _watch_rank(self, rank: int) -> None:
         self._store.watch(status_key(rank), lambda _: self._reported.add(rank))

@@ -16,6 +16,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.world import DEFAULT
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import format_ranks
+from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
 from ..status import Groups
@@ -406,12 +407,7 @@ class Ranks(ObservedRanks):
     def _died(self, slot: RankSlot) -> None:
         """Handle the death of an engine; runs on an I/O thread and must not wait."""
         if self._open and slot.unexplained:
-            threading.Thread(
-                target=self._explain_death,
-                args=(slot,),
-                name="rankscope-death",
-                daemon=True,
-            ).start()
+            start_thread("death", self._explain_death, slot)
         else:
             slot.unexplained = False
             self._tell_death(slot)

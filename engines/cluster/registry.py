@@ -15,6 +15,7 @@ from typing import Any
 import ipyparallel
 
 from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
@@ -106,10 +107,7 @@ class EngineRegistry(RankRegistry):
         self.status_interval = 0.0
         self._header, self._unlisten = private.listen(client, self._on_status_message)
         self._unnotify = private.on_notification(client, self._on_engine_event)
-        self._renewal = threading.Thread(
-            target=self._renew, name="rankscope-renewal", daemon=True
-        )
-        self._renewal.start()
+        self._renewal = start_thread("renewal", self._renew)
 
     # -- requests ----------------------------------------------------------
 

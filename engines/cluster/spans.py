@@ -7,7 +7,6 @@ They are made on a thread of their own, since an exporter may take its time.
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from rankscope import __version__
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.thread_start import start_thread
 
 from ..status import ClusterStatus, GroupStatus, OpStatus, Summary
 from .observed_ranks import ObservedRanks
@@ -51,10 +51,7 @@ class Spans:
         # What each rank has reported last.
         self._told: dict[tuple[int, GroupKey], tuple[int, str, Any]] = {}
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._run, name="rankscope-spans", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("spans", self._run)
         self._cancel = cluster.subscribe(self.note_status)
 
     def note_status(self, rank: int, summary: Summary) -> None:

@@ -14,6 +14,7 @@ from rankscope.backends.errors import DistBackendError
 from rankscope.backends.messaging.connecting import own_address
 from rankscope.backends.tcp.encryption import encrypt
 from rankscope.backends.tcp.handshake import KEY_SIZE, Accepting
+from rankscope.backends.thread_start import start_thread
 
 from ..wire.value_port import PATIENCE, STALL, ValuePort, receive_value, send_frames
 
@@ -68,7 +69,7 @@ class ValueServer:
             encrypted,
             lengths,
         )
-        self._accepting = self._start(self._accept)
+        self._accepting = start_thread("values", self._accept)
 
     @classmethod
     def towards(
@@ -108,14 +109,6 @@ class ValueServer:
         for thread in self._threads:
             thread.join(STALL)
 
-    @staticmethod
-    def _start(target: Any, *args: Any) -> threading.Thread:
-        thread = threading.Thread(
-            target=target, args=args, name="rankscope-values", daemon=True
-        )
-        thread.start()
-        return thread
-
     def _accept(self) -> None:
         while not self._closed:
             try:
@@ -130,7 +123,7 @@ class ValueServer:
                     continue
                 end = sock.dup()
                 self._ends.add(end)
-            self._threads.append(self._start(self._serve, sock, end))
+            self._threads.append(start_thread("values", self._serve, sock, end))
 
     def _serve(self, sock: Any, end: socket.socket) -> None:
         """Move the value of the rank at the other end, once that has proved itself."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
 from typing import Any
 
 from rankscope.backends.errors import DistError
 from rankscope.backends.groups.world import world
 from rankscope.backends.stores.tcp import TCPStore
+from rankscope.backends.thread_start import start_thread
 from rankscope.backends.torch_watch import aborting
 from rankscope.backends.torch_watch.creation import known_groups, made_of
 from rankscope.backends.torch_watch.groups import TorchGroup
@@ -71,10 +71,7 @@ class AbortRelay:
                 "culprits": list(made.aborted.culprits),
             }
         )
-        sending = threading.Thread(
-            target=self._send, args=(body,), name="rankscope-abort-relay", daemon=True
-        )
-        sending.start()
+        sending = start_thread("abort-relay", self._send, body)
         sending.join(_SEND_WAIT)
 
     def _send(self, body: str) -> None:

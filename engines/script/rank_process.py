@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from rankscope.backends import parent_end
 from rankscope.backends.stores.process_end import describe_exit_code
+from rankscope.backends.thread_start import start_thread
 
 __all__ = ["LAUNCHER", "RankProcess", "end_with_launcher", "say"]
 
@@ -76,21 +77,13 @@ class RankProcess:
         )
         self.pid = self._process.pid
         self._readers = [
-            self._thread(self._forward, source, target)
+            start_thread(f"run-{rank}", self._forward, source, target)
             for source, target in (
                 (self._process.stdout, sys.stdout),
                 (self._process.stderr, sys.stderr),
             )
         ]
-        self._waiter = self._thread(self._await_end)
-
-    def _thread(
-        self, target: Callable[..., object], *arguments: object
-    ) -> threading.Thread:
-        name = f"rankscope-run-{self.rank}"
-        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
-        thread.start()
-        return thread
+        self._waiter = start_thread(f"run-{rank}", self._await_end)
 
     def _await_end(self) -> None:
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)

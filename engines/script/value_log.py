@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import world
 from rankscope.backends.hang_report.settings import AFTER
+from rankscope.backends.thread_start import start_thread
 
 __all__ = ["EVERY", "Log", "ValueLog", "Values"]
 
@@ -92,10 +93,7 @@ class ValueLog:
         self._call, self._every = log, every
         self._values = Values(after)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="rankscope-log", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("log", self._run)
         atexit.register(self.close)
 
     def _run(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
@@ -11,6 +10,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.thread_start import start_thread
 from rankscope.engines import Cluster, Execution, Output
 from rankscope.widgets.display_id import new_display_id
 
@@ -67,10 +67,7 @@ class BackgroundCell:
         self._tail = _Tail(label_width(cluster.ranks), self._update)
         self._monitor = CellMonitor(cluster, execution, self._tail.notify)
         self._display_id: str | None = None
-        self._thread = threading.Thread(
-            target=self._watch, name=f"rankscope-cell-{execution.cell}", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(f"cell-{execution.cell}", self._watch)
 
     # -- calls of the user -------------------------------------------------
 

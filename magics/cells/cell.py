@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from rankscope.backends.observe.verdicts import in_one
 from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.backends.thread_start import start_thread
 from rankscope.engines import Cluster, Execution
 
 from ..output.failures import CellError, CellTimeout, Interrupted, in_lines, tell
@@ -132,7 +133,7 @@ class CellRun:
                 self._monitor.interrupt()
 
         # On a thread: a rank that does not answer must not block the notebook.
-        threading.Thread(target=stop, name="rankscope-stop", daemon=True).start()
+        start_thread("stop", stop)
         deadline = time.monotonic() + STOP + STOP_RANK * len(self._execution.ranks)
         try:
             while not self._stream.done and time.monotonic() < deadline:
