@@ -18,6 +18,7 @@ __all__ = [
     "RankError",
     "group_by_message",
     "impersonal",
+    "plain",
 ]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -141,7 +142,7 @@ class RankError(RuntimeError):
     @property
     def plain_traceback(self) -> str:
         """The traceback as one text without colours."""
-        return printable(_ANSI.sub("", "\n".join(self.traceback)))
+        return printable(plain("\n".join(self.traceback)))
 
     @property
     def is_abort_echo(self) -> bool:
@@ -200,6 +201,11 @@ class ExecutionError(RankError):
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.errors.values()))
+
+
+def plain(text: str) -> str:
+    """Return `text` without ANSI colours."""
+    return _ANSI.sub("", text)
 
 
 def impersonal(rank: int, message: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -10,15 +9,13 @@ from collections.abc import Callable, Iterable
 import ipyparallel
 from ipyparallel.cluster.launcher import SSHEngineSetLauncher
 
-from ..errors import ClusterStartError
+from ..errors import ClusterStartError, plain
 from ..wire import ipyparallel_private as private
 
 __all__ = ["last_log_lines", "wait_for_engines"]
 
 #: Lines of a log that go into an error message.
 LOG_LINES = 20
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def wait_for_engines(
@@ -101,7 +98,7 @@ def last_log_lines(cluster: ipyparallel.Cluster, started: str | None = None) -> 
         found += [(f"engine {number}", text) for number, text in outputs.items()]
     words = ""
     for name, text in found:
-        lines = _ANSI.sub("", text or "").strip().splitlines()[-LOG_LINES:]
+        lines = plain(text or "").strip().splitlines()[-LOG_LINES:]
         if lines:
             words += f"\n--- {name}, last lines of its log\n" + "\n".join(lines)
     return words

@@ -12,10 +12,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.thread_start import start_thread
 from rankscope.engines import Cluster, Execution, Output
+from rankscope.engines.errors import plain
 from rankscope.widgets.display_id import new_display_id
 
 from ..output.deduplicate import Entry, Item
-from ..output.failures import CellError, plain, summary_of
+from ..output.failures import CellError, summary_of
 from ..output.parse import Bundle
 from ..output.render import Renderer, label_lines, label_width
 from ..output.stream import OutputStream, Shown

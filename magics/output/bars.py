@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from rankscope.backends.rank_sets import format_ranks
-
-from .failures import plain
+from rankscope.engines.errors import plain
 
 __all__ = ["bar_table", "is_progress"]
 

@@ -17,7 +17,7 @@ import rankscope
 from rankscope import backends, engines
 from rankscope.backends.rank_sets import format_ranks, name_ranks
 from rankscope.engines import Output, RankError
-from rankscope.engines.errors import impersonal
+from rankscope.engines.errors import impersonal, plain
 
 __all__ = [
     "CellError",
@@ -29,7 +29,6 @@ __all__ = [
     "failure_of",
     "in_lines",
     "place_of",
-    "plain",
     "report",
     "summary_of",
     "tell",
@@ -37,7 +36,6 @@ __all__ = [
 
 _PACKAGES = (rankscope, backends, engines)
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CELL_LINE = re.compile(r"Cell In\[(\d+)\], line (\d+)")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
@@ -160,11 +158,6 @@ class CellTimeout(_ReportedError, TimeoutError):
 
 class Interrupted(_ReportedError, KeyboardInterrupt):
     """A cell or a magic was interrupted; ends "Run All" as an error does."""
-
-
-def plain(text: str) -> str:
-    """Return `text` without ANSI colours."""
-    return _ANSI.sub("", text)
 
 
 def failure_of(rank: int, output: Output, cell: int | None) -> RankError:

@@ -17,12 +17,13 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.engines.errors import plain
 from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.widgets.display_id import new_display_id
 
 from .bars import bar_table
 from .deduplicate import Entry, Item
-from .failures import brief_lines, plain, report
+from .failures import brief_lines, report
 from .parse import Bundle
 from .tabs import can_be_in_tab, tabs
 

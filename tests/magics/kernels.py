@@ -15,7 +15,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
-from rankscope.magics.output.failures import plain
+from rankscope.engines.errors import plain
 from tools.kernel_ports import WithOwnPorts
 
 __all__ = ["TIMEOUT", "Cell", "Kernel", "bare_kernel", "running_kernel"]

@@ -14,7 +14,7 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
-from rankscope.magics.output.failures import plain
+from rankscope.engines.errors import plain
 from tests.magics.kernels import TIMEOUT, Kernel, running_kernel
 
 pytestmark = pytest.mark.processes

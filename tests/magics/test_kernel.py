@@ -12,7 +12,7 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.magics.output.failures import plain
+from rankscope.engines.errors import plain
 from tests.magics.kernels import TIMEOUT, Cell, Kernel, running_kernel
 from tools.execution import execute
 

@@ -19,6 +19,7 @@ from IPython.utils.capture import capture_output
 from rankscope.backends import unavailable_reason
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
+from rankscope.engines.errors import plain
 from rankscope.magics import (
     BackgroundCell,
     CellError,
@@ -28,7 +29,6 @@ from rankscope.magics import (
     current_cluster,
 )
 from rankscope.magics.output import deduplicate as merge
-from rankscope.magics.output.failures import plain
 from rankscope.widgets import ProfileReport
 from tests.engines.cluster.faults import WAIT, until_at
 

@@ -9,8 +9,8 @@ from IPython.utils.capture import capture_output
 
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
+from rankscope.engines.errors import plain
 from rankscope.magics import current_cluster
-from rankscope.magics.output.failures import plain
 from tests.engines.cluster.faults import WAIT, left_hanging
 
 pytestmark = pytest.mark.processes

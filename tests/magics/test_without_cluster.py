@@ -17,9 +17,10 @@ from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
 from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.cluster import launch, preconditions
+from rankscope.engines.errors import plain
 from rankscope.engines.status import ClusterStatus
 from rankscope.magics import arguments, extension, load_ipython_extension
-from rankscope.magics.output.failures import Interrupted, plain
+from rankscope.magics.output.failures import Interrupted
 from tests.test_post_mortem_command import job
 
 

@@ -9,6 +9,7 @@ import pytest
 from rankscope import backends
 from rankscope.backends.groups.abort_reason import REBUILD_HINT
 from rankscope.engines import RankError
+from rankscope.engines.errors import plain
 from rankscope.magics.output.failures import (
     CellError,
     CommandError,
@@ -16,7 +17,6 @@ from rankscope.magics.output.failures import (
     brief_lines,
     failure_key,
     failure_of,
-    plain,
     report,
     summary_of,
     tell,

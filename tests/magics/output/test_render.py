@@ -11,8 +11,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.engines import RankError
+from rankscope.engines.errors import plain
 from rankscope.magics.output.deduplicate import Entry, Item
-from rankscope.magics.output.failures import plain
 from rankscope.magics.output.parse import Bundle
 from rankscope.magics.output.render import Renderer, label_lines, label_width
 
