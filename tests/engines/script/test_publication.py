@@ -121,7 +121,7 @@ def test_rank_0_has_its_metrics_served_until_its_end(
         published.end()
     process = published._metrics
     assert process is not None
-    assert process._process.returncode is not None
+    assert process.returncode is not None
 
 
 @pytest.mark.processes
@@ -137,7 +137,7 @@ def test_the_metrics_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
     published = Publication(None, JobOptions(metrics=0))
     published.joined.wait()
     while published._metrics is None: time.sleep(0.01)
-    print(published._metrics._process.pid, flush=True)
+    print(published._metrics.pid, flush=True)
     sys.stdin.readline()
     os.kill(os.getpid(), signal.SIGKILL)
     """
