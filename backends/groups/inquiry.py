@@ -37,6 +37,7 @@ __all__ = [
     "handled_exception",
     "locate_with",
     "main_thread_place",
+    "message_of",
 ]
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ ANSWER_WAIT = 0.9
 LONGEST = 3.0
 #: Characters of an exception's text.
 LONGEST_TEXT = 200
+#: Stands in the text of an error before the traceback of a worker.
+_FROM_WORKER = "\nOriginal Traceback (most recent call last):\n"
 #: How the account ends of a cell that no error has ended.
 AT_ITS_END = "at its end"
 #: What a rank does that waits for the first cell.
@@ -93,6 +96,17 @@ def main_thread_place() -> Place:
     return Place(recorder.name_source(line), "", *handled_exception())
 
 
+def message_of(error: BaseException) -> str:
+    """Return what an error says; of one from a worker of torch's data loader, its own.
+
+    ``Caught KeyError in DataLoader worker process 0: KeyError: 'lr'``
+    """
+    text = str(error)
+    caught, found, trace = text.partition(_FROM_WORKER)
+    lines = trace.strip().splitlines() if found else []
+    return f"{caught.rstrip('.')}: {lines[-1]}" if lines else text
+
+
 def handled_exception() -> tuple[str, str]:
     """Return what the main thread handles, and the line that raised it.
 
@@ -102,7 +116,7 @@ def handled_exception() -> tuple[str, str]:
     error = current_exception()
     if error is None or isinstance(error, DistError):
         return "", ""
-    name, text = type(error).__qualname__, str(error).partition("\n")[0]
+    name, text = type(error).__qualname__, message_of(error).partition("\n")[0]
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code

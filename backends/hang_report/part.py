@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..groups.inquiry import current_exception
+from ..groups.inquiry import current_exception, message_of
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
 from ..work.flight_recorder import recorder
@@ -234,7 +234,7 @@ def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | Non
     if error is None:
         return None
     with contextlib.suppress(Exception):
-        kind, text = type(error), str(error)
+        kind, text = type(error), message_of(error)
         name = kind.__qualname__
         if kind.__module__ not in ("builtins", "__main__"):
             name = f"{kind.__module__}.{name}"

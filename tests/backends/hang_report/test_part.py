@@ -72,6 +72,17 @@ def test_an_exception_is_read_again(tmp_path: Path) -> None:
     assert not (tmp_path / "stacks_rank_3.txt").exists()
 
 
+def test_of_an_error_of_a_data_loader_that_of_its_worker_is_told(
+    tmp_path: Path,
+) -> None:
+    trace = "Original Traceback (most recent call last):\n  File ...\nKeyError: 40\n"
+    error = ValueError(f"Caught KeyError in DataLoader worker process 0.\n{trace}")
+    write_part(tmp_path, 1, Place(), error=error, ended=True, dump=no_group)
+    assert examine([tmp_path]).evidence.ranks[1].exception == (
+        "ValueError: Caught KeyError in DataLoader worker process 0: KeyError: 40"
+    )
+
+
 def test_a_rank_that_has_left(tmp_path: Path) -> None:
     write_part(tmp_path, 0, Place(), ended=True, dump=no_group)
     assert examine([tmp_path]).evidence.ranks[0].has_left
