@@ -165,7 +165,7 @@ def rebuild(timeout: float = 300.0) -> None:
 
     In a job of ``rankscope.run`` it waits for all ranks, and so for a fresh process of
     one that died. The fresh process need not call it; where it does, before any op, it
-    can do without `rejoin`, and load a checkpoint with the others.
+    can do without `rejoin`, as ranks do that train no model.
 
     Parameters
     ----------

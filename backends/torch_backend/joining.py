@@ -58,8 +58,9 @@ class Joining:
             raise DistBackendError(
                 f"{record.op_type.value}: rank {self._rank} was started again, and the "
                 "others wait for it in rankscope.torch.rejoin(model, optimizer): call "
-                "that before any op, once model and optimizer are made; or call "
-                "rankscope.torch.rebuild(), to load a checkpoint on all ranks instead",
+                "that before any op, once model and optimizer are made "
+                "(parallelize_module needs src_data_rank=None); with load=... where "
+                "ranks have to load a checkpoint",
                 culprits=[self._rank],
             )
 
