@@ -229,10 +229,14 @@ def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
         spread = (together[-1 - tenth] - together[tenth] + 1) // 2
         by_leaving = max(spread, int(2 * takes))
         by_bounds = (most - least + 1) // 2 + drift
-        refuted = not least - drift <= usual <= most + drift
-        bounded = least <= most and (refuted or by_bounds <= by_leaving)
-        ahead[host] = (least + most) // 2 if bounded else usual
-        error = max(error, by_bounds if bounded else by_leaving)
+        # What is out of bounds by less than its error is moved into them.
+        nearest = usual
+        if least <= most:
+            nearest = max(least - drift, min(usual, most + drift))
+        off = abs(nearest - usual)
+        bounded = least <= most and (off > by_leaving or by_bounds <= by_leaving)
+        ahead[host] = (least + most) // 2 if bounded else nearest
+        error = max(error, by_bounds if bounded else by_leaving + off)
         exact = exact and bounded
     return Clocks(hosts, ahead, error, exact)
 

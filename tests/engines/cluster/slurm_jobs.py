@@ -36,6 +36,7 @@ DAEMONS = {
 
 #: Of each node. Jobs that take `MOST` do not fit beside each other, others do.
 CPUS, MOST = 8, 5
+TWO_EACH = ("-N", "2", "--ntasks-per-node", "2", "-t", "10")
 
 CONFIGURATION = """
 ClusterName=tests
@@ -109,6 +110,19 @@ dist.barrier()
 if dist.get_rank() == 1:
     time.sleep(100)
 dist.all_reduce(np.ones(3))
+"""
+
+#: A script of which rank 2, on the second host, keeps the others waiting.
+LATE = """
+import time
+import numpy as np
+import rankscope as dist
+dist.init_process_group()
+for step in range(40):
+    if dist.get_rank() == 2:
+        time.sleep(0.15)
+    dist.all_reduce(np.ones(3))
+dist.destroy_process_group()
 """
 
 #: A notebook within a job.
@@ -447,7 +461,7 @@ def inside() -> None:
         train.write_text(TRAIN)
         steps.append(f"echo torch; srun {torch} -m rankscope.torch {train}")
     ran = slurm(
-        *("salloc", "-N", "2", "--ntasks-per-node", "2", "-t", "10"),
+        *("salloc", *TWO_EACH),
         *("sh", "-c", "; ".join(steps), sys.executable),
         *(INSIDE, MPI_INSIDE, str(script)),
     )
@@ -458,7 +472,6 @@ def hanging() -> None:
     """``--jobs`` finds the ranks of a step on this host, and why they hang."""
     script = Path(sys.argv[1], "hangs.py")
     script.write_text(HANGS)
-    two_each = ("-N", "2", "--ntasks-per-node", "2", "-t", "10")
     found: list[dict[str, Any]] = []
 
     def look() -> bool:
@@ -470,7 +483,7 @@ def hanging() -> None:
     before = numbers()
     with nothing_stays():
         step = subprocess.Popen(
-            ["srun", *two_each, sys.executable, str(script)],
+            ["srun", *TWO_EACH, sys.executable, str(script)],
             stderr=subprocess.DEVNULL,
             # The tests turn off what the ranks record for others.
             env={**os.environ, "RANKSCOPE_REPORT": str(script.with_name("report"))},
@@ -487,6 +500,21 @@ def hanging() -> None:
     )
 
 
+def late() -> None:
+    """What the ranks of both hosts say at their end of who kept the others waiting."""
+    script = Path(sys.argv[1], "late.py")
+    script.write_text(LATE)
+    with nothing_stays():
+        step = subprocess.run(
+            ["srun", *TWO_EACH, sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "RANKSCOPE_REPORT": str(script.with_name("report"))},
+        )
+    tell("late", said=[x for x in step.stderr.splitlines() if "rankscope" in x])
+
+
 def notebook(options: str) -> subprocess.Popen[str]:
     """Start a notebook with ranks of its own job."""
     command = [sys.executable, "-c", NOTEBOOK, options]
@@ -498,16 +526,16 @@ if __name__ == "__main__":
     daemons = Slurm(hosts, Path(sys.argv[1]))
     try:
         # Slurm looks for jobs at their time limit every half minute.
-        late = notebook("-N 1 -n 2 -t 10 -w host-a")
-        assert late.stdout is not None
-        job = late.stdout.readline().split()[0]
+        limited = notebook("-N 1 -n 2 -t 10 -w host-a")
+        assert limited.stdout is not None
+        job = limited.stdout.readline().split()[0]
         slurm("scontrol", "update", f"jobid={job}", "EndTime=now")
         before = numbers()
         abandoned = left_by(slurm="-N 1 -n 1 -t 10 -w host-b", cluster_id="abandoned")
         slurm("scancel", *(numbers() - before))
-        for step in (ranks, refused, pending, inside, hanging, killed, kept):
+        for step in (ranks, refused, pending, inside, hanging, late, killed, kept):
             step()
-        tell("limit", said=late.communicate(timeout=WAIT)[0].strip(), job=job)
+        tell("limit", said=limited.communicate(timeout=WAIT)[0].strip(), job=job)
         ended_jobs()
         until(lambda: not any(map(lives, abandoned)), WAIT, "the end of all")
         tell("abandoned", processes=len(abandoned))

@@ -110,6 +110,14 @@ def test_why_a_step_hangs_is_found_from_its_processes(seen: dict[str, Any]) -> N
     assert text.startswith("rank 1 has not entered all_reduce #2 (hangs.py:9): it is")
 
 
+def test_the_last_rank_of_both_hosts_says_who_was_late(seen: dict[str, Any]) -> None:
+    """Once, for ranks that share no folder."""
+    (said,) = seen["late"]["said"]
+    who = "rankscope: late rank: rank 2 is last to enter all_reduce at late.py:"
+    assert said.startswith(who)
+    assert " (the clocks of the hosts agree within " in said
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
