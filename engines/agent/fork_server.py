@@ -1,4 +1,4 @@
-"""The process that forks the engines of one host: it imports once for all of them.
+"""The process that starts the engines of one host: it imports once for all of them.
 
 `cluster.fork_servers` starts ``python -m rankscope.engines.agent.fork_server`` with
 the environment and the working directory of the engines; on another host, by ssh or
@@ -12,10 +12,11 @@ To the server ``{"listen": address}``
 To the server ``{"connect": [[address, port], ...]}``
     Whether the engines can connect there: ``{"refused": [why, ...]}``, empty if so.
 To the server ``{"fork": [...], "environment": {...}, "stay": false}``
-    The engines to start, each with its ``arguments``, the file of its ``output`` (null:
-    one without a name) and its ``job_rank`` (null: none); and variables that are to be
-    added to their environment. A server that is to ``stay`` may get more of these, and
-    ends at the end of stdin only.
+    The engines to start, each with its ``arguments``, the ``command`` of a program of
+    its own (null: a fork of the server), the file of its ``output`` (null: one without
+    a name) and its ``job_rank`` (null: none); and variables that are to be added to
+    their environment. A server that is to ``stay`` may get more of these, and ends at
+    the end of stdin only.
 From the server ``{"pids": [...]}``
     The engines' pids, in the order of the request; ``{"failed": why}`` where this host
     has no room for another process. Engines that it has forked before run on.
@@ -24,17 +25,18 @@ From the server ``{"pid": pid, "exit_code": code, "output": text}``
     output without a name.
 To the server ``{"signal": [pid, number]}``
     Send a signal to an engine.
-To the server ``{"keep": true}``
-    At the end of stdin the engines are to run on. Otherwise the server ends them.
 
-The server is the parent of its engines, and ends when all of them have ended. It has
-one thread, so that it can fork at any time. Nothing that it imports before the fork may
-start a thread, open a context of ZeroMQ or an event loop, or call CUDA.
+At the end of stdin the server ends the engines and all processes that they have
+started, also those whose parents have ended; if it is killed, the kernel ends the
+engines. It has one thread, so that it can fork at any time. Nothing that it imports
+before the fork may start a thread, open a context of ZeroMQ or an event loop, or call
+CUDA. With ``plain`` as an argument it imports nothing: all engines have a ``command``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import importlib
@@ -49,6 +51,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import psutil
+
 from rankscope.backends import parent_end
 from rankscope.backends.routes import address_towards
 
@@ -56,6 +60,8 @@ __all__ = ["PRELOADED", "describe", "main", "preload_backends"]
 
 #: Seconds between SIGTERM and SIGKILL where the owner has ended.
 GRACE = 2.0
+#: Of `prctl`: orphans among the descendants become children of this process.
+PR_SET_CHILD_SUBREAPER = 36
 #: Seconds that a connection to the controller may take.
 CONNECT_TIMEOUT = 5.0
 #: Bytes of an engine's output that are sent when it has failed.
@@ -102,6 +108,9 @@ def main() -> None:
         server.send({"host": describe()})
         for name in OF_THE_TASK:
             os.environ.pop(name, None)
+    if "plain" in sys.argv[1:]:
+        server.serve()
+        return
     # As the engine's own start does: read when its debugger is imported.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     gc.disable()
@@ -183,7 +192,10 @@ class _Server:
         self._living: set[int] = set()
         self._outputs: dict[int, int] = {}
         self._received = b""
-        self._forked = self._stays = self._keeps = self._owner_ended = False
+        self._forked = self._stays = self._owner_ended = False
+        # Whether there are engines, or orphans of engines.
+        self._has_children = False
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # The next signal to the engines of an owner that has ended, and when.
         self._next: tuple[float, int] | None = None
         self._listener: socket.socket | None = None
@@ -226,9 +238,11 @@ class _Server:
                 os._exit(0)
 
     def _is_done(self) -> bool:
-        if self._owner_ended:
-            return self._keeps or not self._living
-        return self._forked and not (self._living or self._stays)
+        if self._owner_ended and self._has_children and not self._living:
+            for orphan in psutil.Process().children():
+                orphan.kill()
+        ended = self._owner_ended or (self._forked and not self._stays)
+        return ended and not self._has_children
 
     def _listen(self) -> bool:
         """Handle what was received; return whether this is a forked engine."""
@@ -238,8 +252,7 @@ class _Server:
             chunk = b""
         if not chunk:
             self._owner_ended = True
-            if not self._keeps:
-                self._signal_all(signal.SIGTERM)
+            self._signal_all(signal.SIGTERM)
             return False
         *lines, self._received = (self._received + chunk).split(b"\n")
         return any(self._handle(json.loads(line)) for line in lines)
@@ -253,13 +266,11 @@ class _Server:
             self.send({"at": self._listener.getsockname()[:2]})
         elif "connect" in message:
             self.send({"refused": _why_refused(message["connect"])})
-        elif "signal" in message:
+        else:
             pid, signum = message["signal"]
             # The pid of one that has ended may have been given again.
             if pid in self._living:
                 os.kill(pid, signum)
-        else:
-            self._keeps = message["keep"]
         return False
 
     def _stop_listening(self) -> None:
@@ -270,15 +281,23 @@ class _Server:
     def _signal_all(self, signum: int) -> None:
         for pid in self._living:
             os.kill(pid, signum)
+            # One that is stopped heeds it when it goes on.
+            os.kill(pid, signal.SIGCONT)
         self._next = None
         if signum == signal.SIGTERM:
             self._next = time.monotonic() + GRACE, signal.SIGKILL
 
     def _reap(self) -> None:
-        while self._living:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._has_children = False
+                return
             if pid == 0:
                 return
+            if pid not in self._living:
+                continue
             self._living.discard(pid)
             code = os.waitstatus_to_exitcode(status)
             output = self._outputs.pop(pid)
@@ -317,6 +336,7 @@ class _Server:
             os.close(one)
         self._outputs.update(zip(pids, outputs, strict=False))
         self._living.update(pids)
+        self._has_children = True
         if failed:
             for one in pids:
                 os.kill(one, signal.SIGKILL)
@@ -332,9 +352,8 @@ class _Server:
             signal.signal(signum, signal.SIG_DFL)
         for fd in (self._in, self._out, self._wakeup, self._writer):
             os.close(fd)
-        if self._stays:
-            # Where the server is killed nobody else would end the engine.
-            parent_end.end_with(self._pid)
+        # Where the server is killed nobody else would end the engine.
+        parent_end.end_with(self._pid)
 
 
 def _listen_towards(address: str) -> socket.socket:
@@ -397,6 +416,11 @@ def _become_engine(engine: dict[str, Any], output: int, outputs: Iterable[int]) 
     os.dup2(output, 2)
     for one in outputs:
         os.close(one)
+    if engine["command"] is not None:
+        # Python ignores them.
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+        os.execvp(engine["command"][0], engine["command"])
     package = os.path.dirname(
         importlib.import_module("ipyparallel.engine").__file__ or ""
     )

@@ -93,8 +93,8 @@ class Cluster(Ranks):
         The launcher: ``local``, ``spawn``, ``mpi``, or another one of ipyparallel, as
         ``pbs`` (never tried). ``None``: the launcher that `backend` needs
         (``mpi`` for MPI), else ``local``. The ranks of ``local`` are forked from one
-        process that has imported what they need; ``spawn`` starts each from scratch
-        instead.
+        process that has imported what they need; with ``spawn`` it starts each from
+        scratch instead.
     backend : str, optional
         Config of the default group, as in `init_process_group`.
     timeout : float, optional
@@ -258,7 +258,8 @@ class Cluster(Ranks):
             lost_after=lost_after,
             hosts=of_mpi,
         )
-        launched.hosts = named
+        if named is not None:
+            launched.hosts = named
         connected = False
         try:
             launched.reserve(report)
@@ -282,7 +283,6 @@ class Cluster(Ranks):
                 self._registry.torch = options.of_run(self.cluster_id)
             recovery.assign_all(self._registry, sorted(client.ids), deadline, report)
             self._registry.start_status()
-            launched.update_orphan_reaper()
             if named is None and launched.is_local and of_mpi is None:
                 self._job = SlurmJob.watched(os.environ.get("SLURM_JOB_ID", ""))
             self._announce()
@@ -452,7 +452,7 @@ class Cluster(Ranks):
     def slurm_job(self) -> SlurmJob | None:
         """The job of Slurm whose nodes the ranks are on; ``None`` where it is none."""
         hosts = None if self._launched is None else self._launched.hosts
-        return self._job if hosts is None else hosts.job
+        return self._job if hosts is None or hosts.job is None else hosts.job
 
     @property
     def allocation(self) -> str:
@@ -556,8 +556,6 @@ class Cluster(Ranks):
                 else:
                     self._registry.kill(without_rank)
                 raise
-            finally:
-                launched.update_orphan_reaper()
             self._announce()
         report(f"{name_ranks(chosen)} ready")
 

@@ -24,7 +24,7 @@ from ..wire.requests import Hello
 from ..wire.runtime_files import RuntimeFile, runtime_path
 from ..wire.torch_environment import TorchOptions
 from .files import files_of, remove
-from .orphan_reaper_main import process_start_time
+from .processes import process_start_time
 from .rank_slots import RankSlot
 
 __all__ = [

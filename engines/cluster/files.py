@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
-
-from .orphan_reaper_main import remove
 
 __all__ = ["files_of", "remove", "session_folder"]
 
@@ -42,3 +42,12 @@ def files_of(profile: str, cluster_id: str) -> list[str]:
     found = log.iterdir() if log.is_dir() else ()
     written = [path for path in found if logs.fullmatch(path.name)]
     return [str(path) for path in [*fixed, *written]]
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a folder with all that it contains, if it exists."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)

@@ -28,13 +28,13 @@ class Forked(Protocol):
 
 
 class ForkServer(LeashedProcess):
-    """A process that forks engines, which end with it where they are not kept.
+    """A process that forks engines, which end with it.
 
     Parameters
     ----------
     command : sequence of str
         Runs `MODULE`: with this Python, or by ssh or srun with that of another host.
-    on_end, env, cwd, kept : optional
+    on_end, env, kept : optional
         As for the base class.
     """
 
@@ -44,11 +44,10 @@ class ForkServer(LeashedProcess):
         on_end: Callable[[ForkServer], None],
         *,
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
         kept: bool = False,
     ) -> None:
         self._by_pid: dict[int, Forked] = {}
-        super().__init__(command, on_end, env=env, cwd=cwd, kept=kept)
+        super().__init__(command, on_end, env=env, kept=kept)
 
     async def fork(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ClusterError
 from .host_names import HostSpec, parse_hosts
 from .hosts import Hosts
+from .local_host import LocalHost
 from .slurm import SlurmJob
 from .slurm_hosts import SlurmHosts
 from .ssh_hosts import SshHosts
@@ -84,6 +85,10 @@ def kept_hosts(record: Mapping[str, Any]) -> Hosts:
     `record` is what `Hosts.record` returned there.
     """
     found: Hosts
+    if "local" in record:
+        found = LocalHost(record["local"], record["by_command"])
+        found.kept = True
+        return found
     if record["job"] is None:
         found = SshHosts(record["ranks"], *record["options"])
     else:

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import psutil
@@ -44,6 +45,9 @@ FORWARDED = ("GLOO_", "NCCL_", "OMP_NUM_THREADS", "RANKSCOPE_", "TORCH_", "UCX_"
 class Hosts:
     """The hosts of a cluster, each with a fork server once it is connected.
 
+    All ranks are started by one, and end with it: as it ends with its stdin, which this
+    process holds, nothing of them is left wherever this process is killed.
+
     Parameters
     ----------
     ranks : mapping
@@ -56,6 +60,11 @@ class Hosts:
     lost_after : float, default `LOST_AFTER`
         Seconds after which a host that does not answer is given up.
     """
+
+    #: Whether this is `LocalHost`.
+    is_local = False
+    #: Whether each engine is a program of its own, and no fork of the server.
+    by_command = False
 
     def __init__(
         self,
@@ -124,18 +133,21 @@ class Hosts:
 
         Raises `ClusterStartError` that says what to do.
         """
-        server = self.servers[name] = ForkServer(
-            self.command(name),
-            self._server_ended,
-            env=self.environment_here(),
-            kept=self.kept,
-        )
+        server = self.servers[name] = self._start_server(name)
         try:
             answer = await server.reply()
         except ProcessEnd:
             raise ClusterStartError(f"{name}: {self._why_ended(name)}") from None
         self.descriptions[name] = answer["host"]
         return self.descriptions[name]
+
+    def _start_server(self, name: str) -> ForkServer:
+        return ForkServer(
+            self.command(name),
+            partial(self._server_ended, name),
+            env=self.environment_here(),
+            kept=self.kept,
+        )
 
     async def connect_again(self, names: Iterable[str]) -> None:
         """Connect to those of the hosts whose connection has ended."""
@@ -244,8 +256,7 @@ class Hosts:
         """The processes of this host: those that hold a job, and the ranks of hosts."""
         return [one.process for one in self._leashed()]
 
-    def _server_ended(self, server: ForkServer) -> None:
-        name = next(name for name, one in self.servers.items() if one is server)
+    def _server_ended(self, name: str, server: ForkServer) -> None:
         assert server.exit_code is not None
         said = server.last_output.splitlines()[-1:]
         how = describe_exit_code(server.exit_code)
@@ -274,7 +285,10 @@ class Hosts:
 
     def _leashed(self) -> list[LeashedProcess]:
         salloc = None if self.job is None else self.job.salloc
-        return [*([] if salloc is None else [salloc]), *self.servers.values()]
+        return [*([] if salloc is None else [salloc]), *self._all_servers()]
+
+    def _all_servers(self) -> list[ForkServer]:
+        return [*self.servers.values()]
 
     def record(self) -> dict[str, Any]:
         """Return what another process needs to start ranks there; see `kept_hosts`."""
@@ -292,9 +306,10 @@ class Hosts:
         if self.kept:
             self.keep(None)
         deadline = time.monotonic() + _END
-        for server in self.servers.values():
+        servers = self._all_servers()
+        for server in servers:
             server.end_input()
-        for server in self.servers.values():
+        for server in servers:
             server.close(max(0.1, deadline - time.monotonic()))
             for launcher in server.take_engines():
                 launcher.ended(None)

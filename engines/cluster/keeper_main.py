@@ -15,24 +15,30 @@ the command prints to stdout. Two lines are for this process:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 
-__all__ = ["KEEP", "hold"]
+__all__ = ["HELD", "KEEP", "KEPT", "hold"]
 
 #: What a line for this process begins with.
 KEEP = b'{"keep":'
 #: Seconds between the end of the command's stdin, SIGTERM and SIGKILL: a salloc whose
 #: job is pending heeds SIGTERM alone.
 GRACE = 4.0
+#: What a controller is told: that it has holders, or that it needs none.
+HELD, KEPT = b"held\n", b"kept\n"
+#: Seconds that a controller gets to read it.
+HEARD = 5.0
 
 
-def hold(controller: int) -> int | None:
+def hold(controller: int, word: bytes = HELD) -> int | None:
     """Hold a controller until the descriptor that is returned is closed.
 
     It is a pipe to the stdin of that process; see `controller_main`. ``None``: it has
@@ -40,9 +46,20 @@ def hold(controller: int) -> int | None:
     """
     with contextlib.suppress(OSError):
         held = os.open(f"/proc/{controller}/fd/0", os.O_WRONLY | os.O_CLOEXEC)
-        os.write(held, b"held\n")
+        os.write(held, word)
+        deadline = time.monotonic() + HEARD
+        while _unread(held) and time.monotonic() < deadline:
+            time.sleep(0.005)
         return held
     return None
+
+
+def _unread(pipe: int) -> bool:
+    """Return whether what was written to a pipe is not read yet."""
+    # What is no pipe, as the null device, keeps nothing.
+    with contextlib.suppress(OSError):
+        return fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0") != b"\0\0\0\0"
+    return False
 
 
 def main() -> None:

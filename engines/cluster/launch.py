@@ -20,7 +20,7 @@ from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets import TraitError
 from traitlets.config import Config
 
-from rankscope.backends import BackendConfig
+from rankscope.backends import BackendConfig, parent_end
 from rankscope.backends.errors import DistBackendError
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import resolve
@@ -29,11 +29,11 @@ from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
 from . import controller_main
 from .cluster_file import cluster_files, is_elsewhere
+from .engine_launcher import ForkedEngineSetLauncher
 from .files import session_folder
-from .fork_launcher import ForkedEngineSetLauncher
-from .host_launcher import HostEngineSetLauncher
 from .hosts import FORWARDED, HOSTS, LOST_AFTER, Hosts
 from .launched import Launched
+from .local_host import LocalHost
 from .ports import reserved_ports
 
 __all__ = [
@@ -51,8 +51,8 @@ _log = logging.getLogger("rankscope.engines.cluster.launch")
 _log.propagate = False
 _log.addHandler(logging.NullHandler())
 
-#: For ``engines=``: engines of this machine, each started from scratch as ipyparallel
-#: does. With ``local`` one process imports, and the engines are forked from it.
+#: For ``engines=``: engines of this machine, each started from scratch. With ``local``
+#: one process imports, and the engines are forked from it.
 SPAWN = "spawn"
 #: Milliseconds between two heartbeats of the hub, which registers a new engine only
 #: after a heartbeat: with the default of 3,000 a start takes seconds longer.
@@ -134,7 +134,7 @@ def prepare(
         "config": config,
         "log": _log,
         "delay": 0,
-        # Cluster.shutdown and the orphan reaper end the cluster.
+        # Cluster.shutdown ends the cluster, and else what `Launched` says.
         "shutdown_atexit": False,
     }
     if profile is not None:
@@ -156,20 +156,26 @@ def prepare(
     if launched.uses_mpi:
         try:
             _configure_mpi(cluster.config, session_folder(cluster.cluster_id), hosts)
+            if not keep:
+                # It gets a signal at the end of this process.
+                leash = [sys.executable, "-I", "-S", parent_end.__file__]
+                launcher = cluster.config.MPILauncher
+                launcher.mpi_cmd = [*leash, str(os.getpid()), *launcher.mpi_cmd]
             if hosts is not None:
                 address = hosts.address
                 cluster.controller_ip = cluster.controller_location = address
         except BaseException:
             launched.close()
             raise
-    if engines == "local" and _can_fork(cluster):
+    if cluster.engine_launcher_class is LocalEngineSetLauncher:
+        if engines != HOSTS:
+            by_command = engines == SPAWN or not _can_fork(cluster)
+            launched.hosts = LocalHost(by_command=by_command)
+            launched.hosts.kept = keep
         cluster.engine_launcher_class = ForkedEngineSetLauncher
-    if engines == HOSTS:
-        cluster.engine_launcher_class = HostEngineSetLauncher
     chosen = dict(_CONTROLLER_ARGS)
-    local = (LocalEngineSetLauncher, ForkedEngineSetLauncher, HostEngineSetLauncher)
-    # This process waits for those of the engines as long as the cluster is there.
-    waits = not keep and cluster.engine_launcher_class in local
+    # This process hears of the ends of engines as long as the cluster is there.
+    waits = not keep and cluster.engine_launcher_class is ForkedEngineSetLauncher
     misses = ANY_MISSES if waits else int(1000 * lost_after / HEARTBEAT)
     chosen["HeartMonitor.max_heartmonitor_misses"] = misses
     if "engine_args" not in cluster.config.EngineLauncher:
@@ -187,10 +193,10 @@ def prepare(
     # A configuration may have the ports that a firewall lets through.
     configured = Path(cluster.profile_dir, "ipcontroller_config.py").exists()
     kind = cluster.controller_launcher_class.__name__
-    if kind == "LocalControllerLauncher" and (not keep or engines == HOSTS):
-        # Its parent is the thread of `launched`, which lives as long as this process.
-        owner = "kept" if keep else str(os.getpid())
-        command = [sys.executable, controller_main.__file__, owner]
+    if kind == "LocalControllerLauncher":
+        command = [sys.executable, controller_main.__file__, launched.thread]
+        command += ["kept" if keep else "", cluster.profile_dir, cluster.cluster_id]
+        command.append("" if launched.is_local else cluster.cluster_file)
         cluster.config.LocalControllerLauncher.setdefault("controller_cmd", command)
     if kind == "LocalControllerLauncher" and not configured:
         ports = launched.until_started.enter_context(reserved_ports(_PORTS))
@@ -204,10 +210,11 @@ def prepare(
 
 
 def _can_fork(cluster: ipyparallel.Cluster) -> bool:
-    """Whether the profile leaves it to ipyparallel how a local engine is started."""
-    launcher = cluster.engine_launcher_class
-    return launcher is LocalEngineSetLauncher and not any(
-        "engine_cmd" in cluster.config[one.__name__] for one in launcher.mro()[:-1]
+    """Whether the profile says nothing of how a local engine is started."""
+    return not any(
+        option in cluster.config[one.__name__]
+        for one in LocalEngineSetLauncher.mro()[:-1]
+        for option in ("engine_cmd", "environment")
     )
 
 

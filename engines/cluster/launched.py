@@ -24,23 +24,14 @@ from ipyparallel.cluster.launcher import (
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
-from .cluster_file import ClusterFile
+from .engine_launcher import ForkedEngineLauncher, ForkedEngineSetLauncher
 from .engine_registration import last_log_lines, wait_for_engines
 from .files import files_of, remove
-from .fork_launcher import ForkedEngineSetLauncher
-from .host_launcher import HostEngineLauncher, HostEngineSetLauncher
 from .hosts import Hosts
-from .keeper_main import hold
+from .keeper_main import KEPT, hold
 from .leashed import of_this_process
-from .orphan_reaper import OrphanReaper
-from .processes import (
-    is_stopped,
-    lives,
-    send_signal,
-    wait_gone,
-    wait_stopped,
-    with_descendants,
-)
+from .local_host import LocalHost
+from .processes import is_stopped, lives, send_signal, wait_gone, with_descendants
 
 __all__ = ["Launched"]
 
@@ -57,7 +48,6 @@ _POLL = 0.5
 _LOCAL = (
     LocalEngineSetLauncher,
     ForkedEngineSetLauncher,
-    HostEngineSetLauncher,
     MPIEngineSetLauncher,
 )
 
@@ -74,8 +64,9 @@ class Launched:
     always runs, so that the end of an engine is reported also while the notebook's
     main thread is blocked in a cell.
 
-    A cluster that is started has a process beside it, the orphan reaper, that ends the
-    cluster if this process is killed: a `kept` one until it is ready.
+    If this process is killed, the cluster ends: the controller and mpiexec get a signal
+    from the kernel, and the `hosts` end with the pipe to them. A `kept` one until it is
+    ready.
     """
 
     def __init__(
@@ -86,15 +77,13 @@ class Launched:
         self._held: IO[bytes] | None = None
         #: What the cluster needs until its engines are there.
         self.until_started = contextlib.ExitStack()
-        #: Of a cluster that was started here, and ends with this process.
-        self.orphan_reaper: OrphanReaper | None = None
-        #: The hosts that engines are started on, where those are named.
+        #: The hosts that engines are started on, by their fork servers; ``None``:
+        #: ipyparallel starts them.
         self.hosts: Hosts | None = None
         self._on_exit: OnEngineExit | None = None
         self._on_controller_exit: OnExit | None = None
         # What `_on_exit` was called with, by identity: pids are given again.
         self._reported: dict[int, dict[str, Any]] = {}
-        self._seen: dict[int, psutil.Process] = {}
         # Engines that another process started, which end with the others.
         self._adopted: list[psutil.Process] = []
         self._loop = asyncio.new_event_loop()
@@ -113,7 +102,7 @@ class Launched:
     def _find_hosts(self) -> None:
         """Take the hosts of a cluster that another process has kept."""
         for engine_set in self.cluster.engines.values():
-            if isinstance(engine_set, HostEngineSetLauncher):
+            if isinstance(engine_set, ForkedEngineSetLauncher):
                 self.hosts = engine_set.hosts
         if self.hosts is not None:
             self._hold()
@@ -131,14 +120,21 @@ class Launched:
         """Have a cluster that is kept outlive this process, as it is ready now."""
         if not self._kept:
             return
-        for engine_set in self._fork_launchers():
-            engine_set.server.send({"keep": True})
         if self.hosts is not None and self.hosts.kept:
             self._hold()
             self.hosts.keep(self.controller_pid)
-        if self.orphan_reaper is not None:
-            self.orphan_reaper.release()
-            self.orphan_reaper = None
+        elif self.controller_pid is not None:
+            held = hold(self.controller_pid, KEPT)
+            if held is not None:
+                os.close(held)
+
+    @property
+    def thread(self) -> str:
+        """The kernel's folder of the thread that starts processes.
+
+        It lives as long as this process, or until `close`.
+        """
+        return f"/proc/{os.getpid()}/task/{self._thread.native_id}"
 
     # -- starting ----------------------------------------------------------
 
@@ -156,21 +152,17 @@ class Launched:
 
         To be called before `start`.
         """
-        self.orphan_reaper = OrphanReaper(self._stop_file)
         if self.hosts is None or self.hosts.job is None:
             return
         job = self.hosts.job
         self.run(_call(job.prepare))
-        self.update_orphan_reaper()
         waiting = asyncio.run_coroutine_threadsafe(self.hosts.reserve(), self._loop)
         try:
             while not concurrent.futures.wait([waiting], _POLL).done:
                 progress(self.run(job.pending()))
-                self.update_orphan_reaper()
             waiting.result()
         finally:
             waiting.cancel()
-        self.update_orphan_reaper()
         progress(f"job {job.id}: {', '.join(self.hosts.ranks)}")
 
     def start(
@@ -192,7 +184,12 @@ class Launched:
         deadline = time.monotonic() + timeout
         step = "connecting to the hosts"
         try:
-            if self.hosts is not None:
+            if isinstance(self.hosts, LocalHost):
+                assert n is not None
+                self.hosts.place(n)
+                # It imports while the controller starts.
+                self.run(self.hosts.connect(self.hosts.name))
+            elif self.hosts is not None:
                 progress(step)
                 self._connect_hosts(self.hosts, deadline, progress)
                 n = len(self.hosts.names)
@@ -200,11 +197,9 @@ class Launched:
             step = "starting the controller"
             progress(step)
             self.run(self.cluster.start_controller(), _left(deadline))
-            self.update_orphan_reaper()
             step = f"starting {n} engines"
             progress(step)
             started = self.run(self._fork_or_start(range(n)), _left(deadline))
-            self.update_orphan_reaper()
             step = "connecting to the controller"
             client = private.connect(
                 lambda context: self.run(
@@ -228,18 +223,6 @@ class Launched:
             client.close(linger=0)
             raise
         return client
-
-    def update_orphan_reaper(self) -> None:
-        """Send the present processes of the cluster to the orphan reaper."""
-        if self.orphan_reaper is not None:
-            job = None if self.hosts is None else self.hosts.job
-            if job is not None:
-                self.orphan_reaper.stop = job.cancel
-            pids = [one.pid for one in self.processes()]
-            announced = ClusterFile.path_of(
-                self.cluster.cluster_id, self.cluster.profile_dir
-            )
-            self.orphan_reaper.watch(pids, [*self.files(), str(announced)])
 
     def _fork_or_start(self, ranks: Sequence[int]) -> Coroutine[Any, Any, str]:
         """Return the start of engines for `ranks`, each on the host of its rank."""
@@ -306,7 +289,6 @@ class Launched:
                 f"starting {n} engines{on}: not done after {timeout:g} s"
                 f"{self._silent_hosts()}"
             ) from None
-        self.update_orphan_reaper()
         wait_for_engines(self.cluster, client, n, started, deadline, progress, before)
         self.keep()
         return sorted(set(client.ids) - before)
@@ -324,7 +306,6 @@ class Launched:
         thread. Call `watch` again after engines were added.
         """
         self._on_exit = on_exit
-        self.processes()
 
         def watch() -> None:
             for engine_set in self.cluster.engines.values():
@@ -366,23 +347,12 @@ class Launched:
             if isinstance(launcher, LocalEngineLauncher)
         ]
 
-    def _fork_launchers(self) -> list[ForkedEngineSetLauncher]:
-        """The engine sets that have, or had, a fork server."""
-        cluster = getattr(self, "cluster", None)
-        return [
-            engine_set
-            for engine_set in (list(cluster.engines.values()) if cluster else ())
-            if isinstance(engine_set, ForkedEngineSetLauncher)
-        ]
-
     def fork_servers(self) -> list[psutil.Process]:
         """The processes that the engines were forked from; some may have ended.
 
-        Of another host it is the ssh that leads to it.
+        Of another host it is the ssh or srun to it; where it is kept its keeper.
         """
-        found = map(private.process_of, self._fork_launchers())
-        here = [process for process in found if process is not None]
-        return here if self.hosts is None else [*here, *self.hosts.processes()]
+        return [] if self.hosts is None else self.hosts.processes()
 
     def _launchers(self) -> list[Any]:
         """Every launcher: the controller's, engine sets' and engines'."""
@@ -440,9 +410,9 @@ class Launched:
 
     @property
     def has_lost_engines(self) -> bool:
-        """Whether another process has the launchers of engines of hosts."""
+        """Whether another process has the fork servers of engines."""
         return any(
-            isinstance(one, HostEngineSetLauncher) and one.found
+            isinstance(one, ForkedEngineSetLauncher) and one.found
             for one in self.cluster.engines.values()
         )
 
@@ -463,31 +433,21 @@ class Launched:
         kind = self.cluster.controller_launcher_class
         return kind.__name__ == "LocalControllerLauncher"
 
-    @property
-    def _stop_file(self) -> str | None:
-        """What ipyparallel needs to stop what does not run on this machine."""
-        return None if self.is_local else self.cluster.cluster_file
-
     def processes(self) -> list[psutil.Process]:
         """The present processes of the cluster on this machine."""
-        # Kept, since the children of a killed process cannot be found any more.
-        self._seen.update(with_descendants([*self._leaders(), *self._seen.values()]))
-        self._seen = {pid: one for pid, one in self._seen.items() if lives(one)}
-        return list(self._seen.values())
+        return [*with_descendants(self._leaders()).values()]
 
     def _leaders(self) -> list[psutil.Process]:
         """The processes of the cluster on this machine, without their descendants."""
         found = map(private.process_of, self._launchers())
         started = [process for process in found if process is not None]
-        of_hosts = [] if self.hosts is None else self.hosts.processes()
-        return [*started, *of_hosts, *self._adopted]
+        return [*started, *self.fork_servers(), *self._adopted]
 
     def adopt(self, pids: Iterable[int]) -> None:
         """End these engines of this machine, too, when the cluster ends."""
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._adopted.append(psutil.Process(pid))
-        self.update_orphan_reaper()
 
     def files(self) -> list[str]:
         """Return the files and folders to remove with the cluster."""
@@ -525,43 +485,25 @@ class Launched:
 
     def _kill_local(self) -> None:
         """End what runs on this machine; of engines elsewhere it is the controller."""
-        # A controller that just starts would fork schedulers that nobody knows of.
         controller = private.process_of(self.cluster.controller)
-        if controller is not None:
-            send_signal(controller, signal.SIGSTOP)
-            wait_stopped(controller, GRACE)
-        leaders = set(self._leaders())
-        everything = self.processes()
-        if not self.is_local:
-            leaders = {controller} - {None}
-            everything = [*with_descendants(leaders).values()]
-        leading = [one for one in everything if one in leaders]
-        for process in leading:
+        leaders = {*self._leaders()} if self.is_local else {controller} - {None}
+        everything = with_descendants(leaders).values()
+        for process in leaders:
             # One that is stopped would not heed SIGTERM.
             stopped = process != controller and is_stopped(process.pid)
             send_signal(process, signal.SIGKILL if stopped else signal.SIGTERM)
-        if controller is not None:
-            send_signal(controller, signal.SIGCONT)
-        wait_gone(leading, GRACE)
-        # The controller's schedulers end with it. The nannies of engines would try
-        # for seconds to notify a controller that is gone. A fork server ends by itself
-        # when it has collected the exit codes of its engines.
-        servers = self.fork_servers()
+        wait_gone(leaders, GRACE)
+        # The nannies of engines would try for seconds to notify a controller that is
+        # gone.
         for process in everything:
-            if process not in servers:
-                send_signal(process, signal.SIGKILL)
-        if not wait_gone(everything, GRACE):
-            for process in everything:
-                send_signal(process, signal.SIGKILL)
-            wait_gone(everything, GRACE)
+            send_signal(process, signal.SIGKILL)
+        wait_gone(everything, GRACE)
 
     def close(self) -> None:
         """End the loop and the threads; the processes that were started go on."""
         if self._loop.is_closed():
             return
         self.until_started.close()
-        if self.orphan_reaper is not None:
-            self.orphan_reaper.release()
         if self.hosts is not None and self.hosts.kept:
             self.run(_call(self.hosts.release))
         if self._held is not None:
@@ -571,8 +513,6 @@ class Launched:
         # With the loop stopped: from what these threads report at their end,
         # ipyparallel would conclude that the cluster has ended too.
         private.stop_waiting(self._launchers())
-        for fork_launcher in self._fork_launchers():
-            fork_launcher.release()
         self._loop.close()
 
 
@@ -587,7 +527,7 @@ def _exit_code(stop_data: dict[str, Any]) -> int | None:
 
 def _signal(launcher: Any, signum: int) -> None:
     """Send a signal to the engine of a launcher, which may have ended."""
-    if isinstance(launcher, HostEngineLauncher):
+    if isinstance(launcher, ForkedEngineLauncher):
         launcher.signal(signum)
     else:
         send_signal(private.process_of(launcher), signum)

@@ -63,8 +63,8 @@ class LeashedProcess:
         The program, with its arguments.
     on_end : callable
         Called with this object when the process has ended, unless it was closed.
-    env, cwd : optional
-        The environment and the working directory; by default those of this process.
+    env : mapping, optional
+        The environment; by default that of this process.
     kept : bool, default False
         Whether it may outlive this process: see `keep`.
     """
@@ -75,7 +75,6 @@ class LeashedProcess:
         on_end: Callable[[Any], None],
         *,
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
         kept: bool = False,
     ) -> None:
         keeper = [sys.executable, "-I", "-S", keeper_main.__file__] if kept else []
@@ -89,7 +88,6 @@ class LeashedProcess:
             stderr=self._log,
             bufsize=0,
             env=env,
-            cwd=cwd,
             # An interrupt of the notebook's terminal is not one of the ranks.
             start_new_session=True,
         )

@@ -14,9 +14,9 @@ __all__ = [
     "is_stopped",
     "lives",
     "printed",
+    "process_start_time",
     "send_signal",
     "wait_gone",
-    "wait_stopped",
     "with_descendants",
 ]
 
@@ -40,15 +40,6 @@ def printed(*command: str, timeout: float, env: Mapping[str, str] | None = None)
         ).stdout
     except subprocess.TimeoutExpired:
         return ""
-
-
-def wait_stopped(process: psutil.Process, timeout: float) -> None:
-    """Wait at most `timeout` s until SIGSTOP has taken effect, which takes a moment."""
-    deadline = time.monotonic() + timeout
-    while lives(process) and time.monotonic() < deadline:
-        if is_stopped(process.pid):
-            return
-        time.sleep(0.001)
 
 
 def is_stopped(pid: int, host: str | None = None) -> bool:
@@ -100,3 +91,18 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def process_start_time(pid: int) -> int | None:
+    """Return when process `pid` started, in clock ticks since the system's boot.
+
+    The pid together with the start time identifies a process also after the pid was
+    given to another one. ``None`` for a pid without a process, and for a zombie.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The name, in parentheses, may contain anything: split after its end.
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -212,15 +212,16 @@ class SlurmJob:
     def prepare(self) -> None:
         """Start the process that is to submit it, if it is to be ours."""
         if self._command:
-            # It waits: a job that is pending does not end with the stdin of salloc, so
-            # that nobody would end it before the process is known to the orphan reaper.
             salloc, *options = self._command
             if self.kept:
                 # Of itself salloc waits for its command, whatever becomes of the job.
                 options.insert(0, "--kill-command")
+            # It waits until `allocate` has asked for nodes.
             waits = ["sh", "-c", 'read go && exec "$@"', "sh", salloc, *options]
+            # With a keeper, which ends it by a signal, too: a job that is pending does
+            # not end with the stdin of salloc.
             self.salloc = LeashedProcess(
-                waits, lambda process: None, env=slurm_environment(), kept=self.kept
+                waits, lambda process: None, env=slurm_environment(), kept=True
             )
 
     async def allocate(self) -> list[str]:

@@ -56,7 +56,6 @@ __all__ = [
     "send",
     "serve_signals",
     "shutdown_hub",
-    "start_waiting",
     "stop_waiting",
     "unregister",
     "update_engines",
@@ -345,11 +344,6 @@ def shutdown_hub(client: Any) -> Future[Any]:
         return client._send(client._query_stream, "shutdown_request")
 
 
-def start_waiting(launcher: Any) -> None:
-    """Have a local launcher wait for its process in a thread; see `stop_waiting`."""
-    launcher._start_waiting()
-
-
 def stop_waiting(launchers: Iterable[Any]) -> None:
     """End the threads in which local launchers wait for their processes.
 
@@ -460,7 +454,6 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     "ipyparallel.client.client:ExecuteReply": ("_content",),
     "ipyparallel.cluster.launcher:LocalProcessLauncher": (
         "_popen_process",
-        "_start_waiting",
         "_stop_waiting",
         "_wait_thread",
     ),

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from traitlets.config import Config
 
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterStartError
 from rankscope.engines.cluster import launch
@@ -71,9 +72,10 @@ def spawned() -> dict[str, object]:
     """What an engine finds that was started as ipyparallel does."""
     with Cluster.start(1, engines="spawn") as cluster:
         assert cluster._launched is not None
-        assert cluster._launched.fork_servers() == []
+        (server,) = cluster._launched.fork_servers()
         (pid,) = cluster.pids.values()
         assert "ipyparallel.engine" in psutil.Process(pid).cmdline()
+        assert psutil.Process(pid).ppid() == server.pid
         cluster.execute(LOOK).result(WAIT)
         return {name: cluster.pull(name, 0)[0] for name in NAMES}
 
@@ -107,21 +109,44 @@ class TestForkedEngines:
             assert reasons[2].startswith("rank 2 is dead: killed by SIGABRT")
 
     @pytest.mark.processes
-    def test_engines_outlive_a_killed_server(self) -> None:
+    def test_engines_end_with_a_killed_server(self) -> None:
         with Cluster.start(2) as cluster:
             assert cluster._launched is not None
             (server,) = cluster._launched.fork_servers()
-            server.kill()
-            until(lambda: not server.is_running(), WAIT, "the server to be reaped")
-            assert cluster.execute("rank").result(WAIT)
             os.kill(cluster.pids[1], signal.SIGKILL)
             until(lambda: cluster.status().dead == [1], WAIT, "the death")
             cluster.restart([1])
-            second = cluster._launched.fork_servers()[-1]
-            assert second.pid == psutil.Process(cluster.pids[1]).ppid() != server.pid
+            first, second = cluster._launched.fork_servers()
+            assert first == server
+            assert second.pid == psutil.Process(cluster.pids[1]).ppid()
+            server.kill()
+            until(lambda: cluster.status().dead == [0], WAIT, "the end of its engine")
+            reason = cluster.status().ranks[0].reason
+            assert "the process that forks the ranks has ended (killed by SIG" in str(
+                reason
+            )
+            assert cluster._launched.fork_servers() == [second]
             # Its only engine ends, and the server with it.
             os.kill(cluster.pids[1], signal.SIGTERM)
             until(lambda: not second.is_running(), WAIT, "the second server")
+            cluster.restart()
+            cluster.execute("dist.barrier()").result(WAIT)
+
+    @pytest.mark.processes
+    @pytest.mark.parametrize("engines", ["local", "spawn"])
+    def test_what_a_rank_has_started_ends_with_the_ranks(self, engines: str) -> None:
+        """Also what has left its parent, and its session."""
+        code = (
+            "import subprocess\n"
+            "daemon = int(subprocess.check_output("
+            "['sh', '-c', 'setsid sleep 600 >&- 2>&- & echo $!']))\n"
+            "child = subprocess.Popen(['sleep', '600']).pid"
+        )
+        with Cluster.start(1, engines=engines) as cluster:
+            cluster.execute(code).result(WAIT)
+            pids = [cluster.pull(name, 0)[0] for name in ("daemon", "child")]
+            started = [psutil.Process(pid) for pid in pids]
+        assert [one for one in started if lives(one)] == []
 
     @pytest.mark.processes
     def test_engines_that_register_while_the_client_connects(
@@ -147,7 +172,7 @@ class TestForkedEngines:
         )
         with pytest.raises(ClusterStartError) as raised:
             Cluster.start(1)
-        assert "the process that forks the engines ended with 1\n" in str(raised.value)
+        assert "its fork server ended with 1\n" in str(raised.value)
         assert "No module named rankscope.nowhere" in str(raised.value)
 
 
@@ -165,8 +190,14 @@ def test_nothing_is_open_before_the_fork() -> None:
 
 
 @pytest.mark.parametrize("section", ["EngineLauncher", "LocalEngineSetLauncher"])
-def test_a_profile_with_its_own_command_gets_plain_processes(section: str) -> None:
-    config = Config({section: {"engine_cmd": ["nice", "python", "-m", "engine"]}})
+@pytest.mark.parametrize(
+    "options",
+    [{"engine_cmd": ["nice", "python"]}, {"environment": {"OMP_NUM_THREADS": "1"}}],
+)
+def test_a_profile_with_its_own_command_gets_plain_processes(
+    section: str, options: dict[str, object]
+) -> None:
+    config = Config({section: options})
     plain = ipyparallel.Cluster(config=config, load_profile=False)
     assert not launch._can_fork(plain)
     plain = ipyparallel.Cluster(config=Config(), load_profile=False)

@@ -22,13 +22,13 @@ WAIT = 30
 
 #: The main program of a controller that is kept, without the controller.
 HELD = """
-import runpy, sys, time
+import os, runpy, sys, time
 from rankscope.engines.cluster import controller_main
 def run_module(*args, **options):
     print("held by nobody yet", flush=True)
     time.sleep(100)
 runpy.run_module = run_module
-sys.argv[1:] = ["kept"]
+sys.argv[1:] = [f"/proc/{os.getppid()}", "kept", "", "", ""]
 controller_main.main()
 """
 

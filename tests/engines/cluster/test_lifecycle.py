@@ -22,7 +22,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.cluster.cluster_file import ClusterFile
 from rankscope.engines.cluster.launch import prepare
-from rankscope.engines.cluster.orphan_reaper_main import process_start_time
+from rankscope.engines.cluster.processes import process_start_time
 from rankscope.engines.status import Summary
 
 pytestmark = pytest.mark.processes
@@ -39,9 +39,8 @@ processes = cluster._launched.processes()
 print(json.dumps({
     "id": cluster.cluster_id,
     "pids": [p.pid for p in processes],
-    "engines": list(cluster.pids.values()),
-    "servers": [s.pid for s in cluster._launched.fork_servers()],
-    "reaper": getattr(cluster._launched.orphan_reaper, "pid", None),
+    "controller": cluster._launched.controller_pid,
+    "server": cluster._launched.fork_servers()[0].pid,
     "files": cluster._launched.files(),
 }), flush=True)
 sys.stdin.readline()
@@ -58,12 +57,12 @@ def progress(text):
 Cluster(2, keep=True, progress=progress)
 """
 
-#: Has an orphan reaper, and is killed.
-GUARDED = """
-import os, signal, sys
-from rankscope.engines.cluster.orphan_reaper import OrphanReaper
-reaper = OrphanReaper(sys.argv[1])
-os.kill(os.getpid(), signal.SIGKILL)
+
+#: What the controller of a killed owner does at its end.
+CLEAN = """
+import sys
+from rankscope.engines.cluster import controller_main
+controller_main._clean(*sys.argv[1:])
 """
 
 
@@ -81,11 +80,7 @@ class Owner:
         line = self.process.stdout.readline()
         assert line, f"the owner ended with {self.process.wait()}"
         self.said: dict[str, Any] = json.loads(line)
-        pids = set(self.said["pids"])
-        if options.get("keep"):
-            # The fork server of a kept cluster ends with its owner.
-            pids -= set(self.said["servers"])
-        self.born = {pid: process_start_time(pid) for pid in pids}
+        self.born = {pid: process_start_time(pid) for pid in self.said["pids"]}
 
     def living(self) -> list[int]:
         """Which of the cluster's processes live."""
@@ -221,15 +216,17 @@ class TestTheEnd:
         assert owner.living() == []
         assert [path for path in owner.said["files"] if Path(path).exists()] == []
 
-    def test_a_killed_owner_without_a_reaper_takes_its_cluster_along(self) -> None:
+    @pytest.mark.parametrize("first", ["controller", "server"])
+    def test_an_owner_that_is_killed_with_another_process(self, first: str) -> None:
         owner = Owner(2)
         left = [path for path in owner.said["files"] if Path(path).exists()]
         assert {Path(path).suffix for path in left} == {".json", ".log"}
-        os.kill(owner.said["reaper"], signal.SIGKILL)
+        os.kill(owner.said[first], signal.SIGKILL)
         owner.kill()
         until(lambda: not owner.living(), WAIT, "controller and engines to end")
-        # The next start cleans up.
-        prepare("local", None, None, keep=False).close()
+        if first == "controller":
+            # It removes the files otherwise, and so does the next start.
+            prepare("local", None, None, keep=False).close()
         assert [path for path in left if Path(path).exists()] == []
         assert not ClusterFile.load_all()
 
@@ -243,11 +240,6 @@ class TestTheEnd:
             owner.kill()
             cell.result(WAIT)
             until(lambda: not owner.living(), WAIT, "the other cluster to end")
-            until(
-                lambda: process_start_time(owner.said["reaper"]) is None,
-                WAIT,
-                "its reaper",
-            )
             assert [path for path in owner.said["files"] if Path(path).exists()] == []
             (file,) = ClusterFile.load_all()
             assert file.cluster_id == cluster.cluster_id
@@ -276,7 +268,6 @@ class TestKeepAndAttach:
 
     def test_a_kept_cluster_is_found_as_it_was(self, kept: Owner) -> None:
         kept.kill()
-        assert kept.said["reaper"] is None
         with pytest.raises(ClusterStartError, match="'kept' runs already: attach"):
             Cluster.start(1, cluster_id="kept")
         with Cluster.attach(cluster_id="kept") as cluster:
@@ -347,12 +338,21 @@ class TestKeepAndAttach:
                 engine = cluster.pids[0]
             assert client[:].apply_sync(os.getpid) == [engine]
 
-            # An orphan reaper that knows no process, only ipyparallel's file: this
-            # is how it ends what does not run on its machine.
-            owner = subprocess.Popen([sys.executable, "-c", GUARDED, bare.cluster_file])
-            assert owner.wait(WAIT) == -signal.SIGKILL
-            until(lambda: process_start_time(engine) is None, WAIT, "the engine to end")
-            until(lambda: not Path(path).exists(), WAIT, "the controller to end")
+            # How the controller of a killed owner ends what does not run here.
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    CLEAN,
+                    bare.profile_dir,
+                    "bare",
+                    bare.cluster_file,
+                ],
+                check=True,
+            )
+            assert process_start_time(engine) is None
+            assert not Path(path).exists()
+            client.close(linger=0)
 
 
 def _busy(cluster: Cluster) -> bool:

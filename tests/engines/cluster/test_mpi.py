@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from rankscope.backends.conformance.mpi_ranks import is_open_mpi, mpiexec
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from rankscope.engines.cluster.files import session_folder
+from rankscope.engines.cluster.processes import process_start_time
 
 WAIT = 60
 
@@ -88,3 +92,25 @@ def test_a_killed_rank_and_a_fresh_job(cluster: Cluster) -> None:
     cluster.restart()
     cluster.rebuild()
     cluster.execute(CHECK).result(WAIT)
+
+
+#: A notebook that is killed once its ranks are there; its processes' pids in a file.
+KILLED = """
+import os, pathlib, signal, sys
+from rankscope.engines import Cluster
+cluster = Cluster(2, engines="mpi")
+pids = [one.pid for one in cluster._launched.processes()]
+pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, pids)))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_the_job_of_a_killed_notebook_ends(tmp_path: Path) -> None:
+    """The kernel ends mpiexec and the controller, which they end in turn."""
+    written = tmp_path / "pids"
+    owner = subprocess.run([sys.executable, "-c", KILLED, str(written)], check=False)
+    assert owner.returncode == -signal.SIGKILL
+    pids = [*map(int, written.read_text().split())]
+    assert len(pids) >= 4
+    until(lambda: not any(map(process_start_time, pids)), WAIT, "all to end")

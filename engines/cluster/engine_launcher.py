@@ -1,4 +1,4 @@
-"""Launchers of engines that the fork servers of several hosts start: `hosts`."""
+"""Launchers of engines that fork servers start, on this host or on others: `hosts`."""
 
 from __future__ import annotations
 
@@ -8,66 +8,85 @@ import signal
 from typing import Any
 from urllib.parse import urlsplit
 
-from ipyparallel.cluster.launcher import LocalEngineSetLauncher
+from ipyparallel.cluster.launcher import LocalEngineLauncher, LocalEngineSetLauncher
 from traitlets import Any as AnyTrait
 
 from ..errors import ClusterStartError
-from .fork_launcher import ForkedEngineLauncher
 from .fork_servers import ForkServer
 from .host_options import kept_hosts
 from .hosts import Hosts
 
-__all__ = ["HostEngineLauncher", "HostEngineSetLauncher"]
+__all__ = ["ForkedEngineLauncher", "ForkedEngineSetLauncher"]
 
 
-class HostEngineLauncher(ForkedEngineLauncher):
-    """One engine of a `HostEngineSetLauncher`, on the host of its fork server."""
+class ForkedEngineLauncher(LocalEngineLauncher):  # type: ignore[misc]
+    """One engine of a `ForkedEngineSetLauncher`, on the host of its fork server."""
 
     _hosts: Hosts
     _server: ForkServer
-    _output = ""
     # Asks why the engine has ended.
     _asking: asyncio.Task[None] | None = None
 
     def place(self, hosts: Hosts, name: str) -> None:
         """Note on which of the hosts the engine is to run."""
         self._hosts, self._server = hosts, hosts.servers[name]
-        # What that calls itself.
+        #: What that calls itself.
         self.host = hosts.descriptions[name]["name"]
+        self._ended = asyncio.Event()
+
+    def start(self) -> None:
+        """Do nothing: the set forks all its engines at once."""
 
     def forked(self, pid: int) -> None:
-        """Take over the engine that was forked."""
-        # Its pid is another process here.
-        self._ended = asyncio.Event()
+        """Take over the engine that was forked: its pid is one of its own host."""
         self.pid = pid
         self.notify_start(pid)
 
     def ended(
         self, exit_code: int | None, output: str = "", why: str | None = None
     ) -> None:
-        """Report the end of the engine, with the last lines that it has printed."""
-        self._output = output
-        if self._hosts.job is None or self._hosts.closing:
-            super().ended(exit_code, output, why)
-        else:
-            self._asking = asyncio.ensure_future(self._ended_with(exit_code, why))
+        """Report the end of the engine, with the last lines that it has printed.
 
-    async def _ended_with(self, exit_code: int | None, why: str | None) -> None:
+        And `why`, where there is no exit code.
+        """
+        # That of an engine with a log file is read there.
+        self._output = output or None
+        if self._hosts.job is None or self._hosts.closing:
+            self._report(exit_code, why)
+        else:
+            self._asking = asyncio.ensure_future(self._report_with(exit_code, why))
+
+    async def _report_with(self, exit_code: int | None, why: str | None) -> None:
         """Report the end of the engine once it is known whether it is the job's."""
         if cause := await self._hosts.why_ended():
             exit_code, why = None, cause
-        super().ended(exit_code, self._output, why)
+        self._report(exit_code, why)
+
+    def _report(self, exit_code: int | None, why: str | None) -> None:
+        self._ended.set()
+        self.notify_stop(
+            {
+                "exit_code": exit_code,
+                "pid": self.pid,
+                "host": self.host,
+                "why": why,
+                "identifier": self.identifier,
+            }
+        )
 
     def signal(self, sig: int) -> None:
         """Send a signal by the fork server, which is the engine's parent."""
         self._server.send({"signal": [self.pid, int(sig)]})
 
-    def get_output(self, remove: bool = False) -> str:
-        """Return the last lines of an engine that has failed."""
-        return self._output
+    async def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of the engine."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), timeout)
+        except asyncio.TimeoutError as error:
+            raise TimeoutError(f"pid {self.pid} did not end in {timeout} s") from error
 
 
-class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
+class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
     """Engines that the fork servers of `hosts` start, as the ranks `ranks`.
 
     What ipyparallel makes out of a cluster file has no fork servers: those are of the
@@ -75,9 +94,9 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
     """
 
     #: In cluster files: how ipyparallel imports this class.
-    entrypoint_name = f"{__name__}.HostEngineSetLauncher"
+    entrypoint_name = f"{__name__}.ForkedEngineSetLauncher"
 
-    launcher_class = HostEngineLauncher
+    launcher_class = ForkedEngineLauncher
 
     hosts = AnyTrait()
     ranks = AnyTrait()
@@ -104,22 +123,28 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         for rank, launcher in zip(self.ranks, self.launchers.values(), strict=True):
             name = hosts.names[rank]
             launcher.place(hosts, name)
+            launcher.engine_args = hosts.engine_args
             engines.setdefault(name, {})[launcher] = {
-                "output": None,
-                "arguments": hosts.engine_args,
-                "job_rank": rank,
+                "output": launcher.output_file if hosts.is_local else None,
+                "arguments": launcher.engine_args,
+                "command": launcher.args if hosts.by_command else None,
+                # Here ranks are in the order of ipyparallel's numbers.
+                "job_rank": None if hosts.is_local else rank,
             }
-        # The paths of this host's profile are none of the others.
         environment = {
             **hosts.environment(),
             "IPP_CLUSTER_ID": self.cluster_id,
             **self.environment,
         }
+        if hosts.is_local:
+            # Its path is none of the other hosts.
+            environment["IPP_PROFILE_DIR"] = self.profile_dir
+        stay = not hosts.is_local
         try:
             await asyncio.gather(
                 *(
                     hosts.answer_of(
-                        name, hosts.servers[name].fork(each, environment, stay=True)
+                        name, hosts.servers[name].fork(each, environment, stay=stay)
                     )
                     for name, each in engines.items()
                 )
@@ -132,12 +157,14 @@ class HostEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         self.notify_start([one.pid for each in engines.values() for one in each])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a cluster file has: no pids, which are those of other hosts."""
-        hosts = self.hosts.record() if self.hosts and self.hosts.kept else None
-        return {**super().to_dict(), "engines": {}, "hosts": hosts}
+        """Return what a cluster file has: no pids, which may be of other hosts."""
+        hosts: Hosts | None = self.hosts
+        known = hosts is not None and (hosts.kept or hosts.is_local)
+        record = hosts.record() if hosts is not None and known else None
+        return {**super().to_dict(), "engines": {}, "hosts": record}
 
     @classmethod
-    def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> HostEngineSetLauncher:
+    def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> ForkedEngineSetLauncher:
         """Return a set of engines that cannot be reached from here."""
         launcher = cls(**kwargs)
         launcher.state, launcher.found = "running", True

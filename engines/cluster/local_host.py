@@ -1,0 +1,80 @@
+"""This host alone: its ranks are started as those of others, without a question."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from . import fork_servers
+from .fork_servers import ForkServer
+from .hosts import Hosts
+
+__all__ = ["LocalHost"]
+
+
+class LocalHost(Hosts):
+    """This host, where each start has a fork server: it imports, and reads the
+    environment, anew.
+
+    Parameters
+    ----------
+    n : int, default 1
+        The number of ranks.
+    by_command : bool, default False
+        Whether each engine is a program of its own that the fork server runs.
+    """
+
+    is_local = True
+
+    def __init__(self, n: int = 1, by_command: bool = False) -> None:
+        self.name = socket.gethostname()
+        super().__init__({self.name: n})
+        self.by_command = by_command
+        self.descriptions = {self.name: {"name": self.name}}
+        # Fork servers of earlier starts that have engines.
+        self._earlier: list[ForkServer] = []
+
+    def place(self, n: int) -> None:
+        """Have `n` ranks."""
+        self.ranks = {self.name: n}
+
+    def leash(self, name: str) -> str:
+        """Return what the process is that holds the ranks."""
+        return "the process that forks the ranks"
+
+    def command(self, name: str) -> list[str]:
+        """Return the command that runs a fork server."""
+        imports = ["plain"] if self.by_command else []
+        return [sys.executable, "-m", fork_servers.MODULE, *imports]
+
+    async def connect(self, name: str) -> dict[str, Any]:
+        """Start a fork server, which is not waited for: it has to import."""
+        before = self.servers.get(name)
+        if before is not None and before.is_open:
+            self._earlier.append(before)
+        self.servers[name] = self._start_server(name)
+        return self.descriptions[name]
+
+    async def connect_again(self, names: Iterable[str]) -> None:
+        """Start a fork server, unless there is one that has forked nothing."""
+        server = self.servers.get(self.name)
+        if server is None or not server.is_open or server.listens:
+            await self.connect(self.name)
+
+    async def check_reach(self, address: str, port: int) -> None:
+        """Do nothing: the ranks connect to their own host."""
+
+    def environment(self) -> dict[str, str]:
+        """Return nothing: the fork server has the environment of this process."""
+        return {}
+
+    def _all_servers(self) -> list[ForkServer]:
+        self._earlier = [one for one in self._earlier if one.is_open]
+        return [*self._earlier, *super()._all_servers()]
+
+    def record(self) -> dict[str, Any]:
+        """Return what another process needs to start ranks here, too."""
+        # Nothing that changes with a start, and would be written anew.
+        return {"local": sum(self.ranks.values()), "by_command": self.by_command}
