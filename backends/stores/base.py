@@ -135,9 +135,9 @@ class Store:
         raise NotImplementedError
 
     def _watch(
-        self, name: bytes, callback: Callable[[bytes], None]
+        self, names: Sequence[bytes], callback: Callable[[Sequence[bytes]], None]
     ) -> Callable[[], None]:
-        """Do `watch`."""
+        """Do `watch`, of several keys: once, with their values, when all are set."""
         raise NotImplementedError
 
     def _name(self, key: str) -> bytes:
@@ -491,7 +491,7 @@ class Store:
         >>> stopped.wait(5)
         True
         """
-        return self._watch(self._name(key), callback)
+        return self._watch([self._name(key)], lambda values: callback(values[0]))
 
     # Deaths: only a TCPStore made with ``reports_deaths=True`` reports them.
 

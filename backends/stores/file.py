@@ -108,9 +108,9 @@ class FileStore(Store):
         return FileStore(self.path, self.world_size, self._timeout)
 
     def _watch(
-        self, name: bytes, callback: Callable[[bytes], None]
+        self, names: Sequence[bytes], callback: Callable[[Sequence[bytes]], None]
     ) -> Callable[[], None]:
-        return self._file.watch(name, callback)
+        return self._file.watch(names, callback)
 
     def close(self) -> None:
         self._finalizer()
@@ -142,7 +142,9 @@ class _File:
         self.closed = threading.Event()
         # Reentrant: a signal handler may use the store.
         self._lock = threading.RLock()
-        self._watches: list[tuple[bytes, Callable[[bytes], None]]] = []
+        self._watches: list[
+            tuple[Sequence[bytes], Callable[[Sequence[bytes]], None]]
+        ] = []
         self._thread = threading.Thread(
             target=self._watch, name="rankscope-store-watch", daemon=True
         )
@@ -193,8 +195,10 @@ class _File:
                 raise
         return status, answer
 
-    def watch(self, key: bytes, call: Callable[[bytes], None]) -> Callable[[], None]:
-        entry = (key, call)
+    def watch(
+        self, keys: Sequence[bytes], call: Callable[[Sequence[bytes]], None]
+    ) -> Callable[[], None]:
+        entry = (keys, call)
         with self._in_use():
             self._watches.append(entry)
             if self._thread.ident is None:
@@ -216,13 +220,13 @@ class _File:
                     with self.locked(_POLL_MAX):
                         self._refresh()
                 for entry in list(self._watches):
-                    status, values = self._handle(b"get", entry[0])
+                    status, values = self._handle(b"get", *entry[0])
                     if status == b"ok":
                         self._watches.remove(entry)
-                        ready.append((entry[1], values[0]))
-            for callback, value in ready:
+                        ready.append((entry[1], values))
+            for callback, values in ready:
                 try:
-                    callback(value)
+                    callback(values)
                 except Exception:  # noqa: BLE001 - whatever a callback raises
                     _log.exception("a callback of a store's watch failed")
 

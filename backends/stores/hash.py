@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class _Wait:
     """A request that waits for its keys, and its answer."""
 
-    callback: Callable[[bytes], object] | None = None
+    callback: Callable[[Sequence[bytes]], object] | None = None
     done: threading.Event = field(default_factory=threading.Event)
     status: bytes = b""
     payload: Sequence[bytes] = ()
@@ -48,7 +48,7 @@ class _Shared:
         wait.status, wait.payload = status, payload
         wait.done.set()
         if wait.callback is not None and status == b"ok":
-            wait.callback(payload[0])
+            wait.callback(payload)
 
 
 class HashStore(Store):
@@ -93,16 +93,16 @@ class HashStore(Store):
         return other
 
     def _watch(
-        self, name: bytes, callback: Callable[[bytes], None]
+        self, names: Sequence[bytes], callback: Callable[[Sequence[bytes]], None]
     ) -> Callable[[], None]:
         wait = _Wait(
-            lambda value: self._callbacks.submit(self._notify, callback, value)
+            lambda values: self._callbacks.submit(self._notify, callback, values)
         )
         with self._shared.lock:
             self._check_open()
-            ticket, reply = self._request(wait, b"get", [name])
+            ticket, reply = self._request(wait, b"get", names)
             if reply is not None:
-                self._callbacks.submit(self._notify, callback, reply[0])
+                self._callbacks.submit(self._notify, callback, reply)
         return lambda: self._drop(ticket)
 
     def close(self) -> None:
@@ -159,10 +159,12 @@ class HashStore(Store):
         with self._shared.lock:
             self._shared.drop(ticket)
 
-    def _notify(self, callback: Callable[[bytes], None], value: bytes) -> None:
+    def _notify(
+        self, callback: Callable[[Sequence[bytes]], None], values: Sequence[bytes]
+    ) -> None:
         self._calling = threading.get_ident()
         try:
-            callback(value)
+            callback(values)
         except Exception:  # noqa: BLE001 - whatever a callback raises
             _log.exception("a callback of a store's watch failed")
         finally:

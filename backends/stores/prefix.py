@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ..errors import DistStoreError
 from .base import Store, remaining
@@ -67,12 +66,12 @@ class PrefixStore(Store):
         # `close` of this object could not end a wait of the underlying store: here,
         # watches wake this thread, and a pop is tried again.
         deadline = time.monotonic() + limit
-        values: dict[bytes, bytes] = {}
+        values: list[Sequence[bytes]] = []
         cancels: list[Callable[[], None]] = []
 
-        def note(name: bytes, value: bytes) -> None:
+        def note(found: Sequence[bytes]) -> None:
             with self._changed:
-                values[name] = value
+                values.append(found)
                 self._changed.notify_all()
 
         try:
@@ -85,15 +84,13 @@ class PrefixStore(Store):
                 if op == b"pop":
                     continue
                 if not cancels:
-                    for name in {*names}:
-                        watched = self._open()._watch(name, partial(note, name))
-                        cancels.append(watched)
+                    # One for all: a watch for each would be as many requests, of each
+                    # of as many ranks.
+                    cancels.append(self._open()._watch(names, note))
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._closed or len(values) == len(cancels), pause
-                    )
-                if len(values) == len(cancels):
-                    return True, [values[name] for name in names]
+                    self._changed.wait_for(lambda: self._closed or values, pause)
+                if values:
+                    return True, values[0]
         finally:
             for cancel in cancels:
                 cancel()
@@ -105,15 +102,15 @@ class PrefixStore(Store):
         return made
 
     def _watch(
-        self, name: bytes, callback: Callable[[bytes], None]
+        self, names: Sequence[bytes], callback: Callable[[Sequence[bytes]], None]
     ) -> Callable[[], None]:
 
-        def fire(value: bytes) -> None:
+        def fire(values: Sequence[bytes]) -> None:
             with self._changed:
                 self._cancels.discard(cancel)
                 if self._closed:
                     return
-            callback(value)
+            callback(values)
 
         inner: list[Callable[[], None]] = []
 
@@ -126,7 +123,7 @@ class PrefixStore(Store):
         store = self._open()
         with self._changed:
             self._cancels.add(cancel)
-        inner.append(store._watch(name, fire))
+        inner.append(store._watch(names, fire))
         return cancel
 
     def last_will(self, key: str, value: bytes | str) -> bool:

@@ -186,10 +186,10 @@ class TCPStore(Store):
         )
 
     def _watch(
-        self, name: bytes, callback: Callable[[bytes], None]
+        self, names: Sequence[bytes], callback: Callable[[Sequence[bytes]], None]
     ) -> Callable[[], None]:
         client = self._connected()
-        request = client.submit(b"get", [name], callback)
+        request = client.submit(b"get", names, callback)
         return lambda: client.drop(request)
 
     def last_will(self, key: str, value: bytes | str) -> bool:

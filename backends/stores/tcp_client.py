@@ -45,7 +45,7 @@ class Request:
     """A request to the server, and its answer once the answer has arrived."""
 
     number: bytes
-    callback: Callable[[bytes], None] | None
+    callback: Callable[[Sequence[bytes]], None] | None
     done: threading.Event = field(default_factory=threading.Event)
     status: bytes = b""
     payload: list[bytes] = field(default_factory=list)
@@ -61,10 +61,10 @@ class Request:
         return self.payload
 
     def call_back(self) -> None:
-        """Call the callback with the value, unless it was dropped meanwhile."""
+        """Call the callback with the values, unless it was dropped meanwhile."""
         callback = self.callback
         if callback is not None and self.status == b"ok":
-            callback(self.payload[0])
+            callback(self.payload)
 
 
 class TCPStoreClient:
@@ -153,9 +153,9 @@ class TCPStoreClient:
         self,
         op: bytes,
         args: Sequence[bytes],
-        callback: Callable[[bytes], None] | None = None,
+        callback: Callable[[Sequence[bytes]], None] | None = None,
     ) -> Request:
-        """Send a request; if given, `callback` is called with the answer's value."""
+        """Send a request; if given, `callback` is called with the values."""
         size = sum(map(len, args))
         if size > MAX_MESSAGE - 4096:
             raise ValueError(
