@@ -17,7 +17,7 @@ import argparse
 import runpy
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -234,29 +234,43 @@ def rejoin(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     step: int | None = None,
+    load: Callable[[], int] | None = None,
+    group: torch.distributed.ProcessGroup | None = None,
 ) -> int:
-    """Have a model and its optimizer be the same on all ranks, after `rebuild`.
+    """Have a model and its optimizer be of one step on all ranks, after `rebuild`.
 
     Every rank calls it, and a fresh process of a rank that died, before any other op:
-    its random number generators begin anew. The rank with most steps sends its
-    parameters, buffers and the state of its optimizer to the others: an abort may find
-    ranks in different steps. A fresh process sends only where all are fresh.
-    Gradients are dropped, and DistributedDataParallel forgets the backward pass that
-    failed; it stays the same object. The states of random number generators stay as
-    they are, since ranks differ in them.
+    its random number generators begin anew. An abort may find ranks in different steps:
+    the rank with most steps sends its parameters, buffers and the state of its
+    optimizer to those that have the same ones. These are the ranks of the group of a
+    DistributedDataParallel, the replicas of a shard of `fully_shard` over a device mesh
+    (HSDP) or of tensor parallelism, or else all ranks. A fresh process sends only where
+    all are fresh. Where ranks have different parameters, it is the latest step of which
+    each parameter is on a rank that lives.
+
+    Gradients are dropped, and DistributedDataParallel and `fully_shard` forget the pass
+    that failed; they stay the same objects. The states of random number generators stay
+    as they are, since ranks differ in them.
 
     Parameters
     ----------
     model : torch.nn.Module
-        A module whose parameters are whole on every rank: a DistributedDataParallel, or
-        one with such modules in it, whose group has to have the same model on all
-        ranks; else every rank of the default group has it.
+        A module, or several in a ``ModuleList``. Its parameters are the same on all
+        ranks, but for those of a DistributedDataParallel over fewer, and for DTensors.
     optimizer : torch.optim.Optimizer, optional
         The optimizer of its parameters. The state of a scheduler of its learning rate
         is not sent.
     step : int, optional
         How many steps this rank has done. ``None``: what the state of the optimizer
-        says, or else 0; of ranks with the same number the first one sends.
+        says, or else 0; of ranks with the same number the first one sends. An optimizer
+        that counts none, as SGD, needs it where ranks have different parameters.
+    load : callable, optional
+        Called on all ranks where the state of a rank is lost, as that of a shard
+        without replicas, or of a ZeroRedundancyOptimizer after any abort. It loads a
+        checkpoint into `model` and `optimizer`, by ops as it likes, and returns the
+        number of its steps.
+    group : torch.distributed.ProcessGroup, optional
+        The ranks that call it, which train together, in the same steps. ``None``: all.
 
     Returns
     -------
@@ -266,14 +280,16 @@ def rejoin(
     Raises
     ------
     ValueError
-        A parameter, or the state of the optimizer, is sharded over the ranks, as FSDP's
-        and ZeRO's are: load a checkpoint. Or the model has several groups.
+        The ranks do not have the same parameters where they should, a device mesh has
+        lost ranks in a `shrink`, nobody counts the steps, or the model is a
+        FullyShardedDataParallel.
     DistBackendError
-        Torch has no group of the backend ``rankscope``.
+        The state of a rank is lost, and `load` was not given: the culprits are the
+        ranks. Or torch has no group of the backend ``rankscope``.
     """
-    from rankscope.backends.torch_backend import recovering  # it imports torch
+    from rankscope.backends.torch_backend import rejoining  # it imports torch
 
-    return recovering.rejoin(model, optimizer, step=step)
+    return rejoining.rejoin(model, optimizer, step=step, load=load, group=group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -74,6 +74,8 @@ def end_failed_passes(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, private.DistributedDataParallel):
             private.restore_precision(module)
+            private.restore_local_tensors(module)
+    private.reset_fully_sharded(model)
 
 
 def _on_cpu(function: FunctionType) -> Callable[..., Any]:

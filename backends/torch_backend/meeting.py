@@ -15,7 +15,7 @@ from ..groups.world import world
 from ..launch_variables import first_number
 from . import joining
 from .options import Options
-from .private import store_host
+from .private import DistStoreError, store_host
 
 __all__ = [
     "Options",
@@ -169,7 +169,7 @@ def _meet(
             raise
         store.set(key, json.dumps({"url": url}))
     else:
-        told = json.loads(store.get(key))
+        told = json.loads(_wait_for(store, key, rank))
         if "error" in told:
             raise DistBackendError(
                 f"init_process_group on rank {rank}: rank 0 could not make the group: "
@@ -180,6 +180,22 @@ def _meet(
     made = world.default
     assert made is not None
     return made
+
+
+def _wait_for(store: Any, key: str, rank: int) -> bytes:
+    """Return what rank 0 sets in torch's store, which has a timeout."""
+    try:
+        found: bytes = store.get(key)
+    except DistStoreError as error:
+        raise DistBackendError(
+            f"init_process_group on rank {rank}: rank 0 did not come to it ({error}). "
+            f"Where the others go on without an earlier process of rank {rank}, as "
+            "after rankscope.torch.shrink(), this one joins them once all of them call "
+            "destroy_process_group() and init_process_group('rankscope'); or start the "
+            "job again. The models are made anew then, and load a checkpoint",
+            culprits=[0],
+        ) from error
+    return found
 
 
 def _serve(

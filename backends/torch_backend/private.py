@@ -24,6 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 __all__ = [
     "HANDLE",
+    "DistStoreError",
     "DistributedDataParallel",
     "being_made",
     "being_split",
@@ -42,7 +43,9 @@ __all__ = [
     "release",
     "renumber",
     "replace",
+    "reset_fully_sharded",
     "reset_reducer",
+    "restore_local_tensors",
     "restore_precision",
     "run_allreduce_hook",
     "skip_init_sync",
@@ -59,6 +62,7 @@ HANDLE = "rankscope/{}"
 #: A sentence for each name that this torch lacks.
 missing: list[str] = []
 
+DistStoreError = torch.distributed.DistStoreError
 DistributedDataParallel = torch.nn.parallel.DistributedDataParallel
 
 
@@ -275,6 +279,24 @@ def reset_reducer(model: Any, *, anew: bool = False) -> None:
         model._set_static_graph()
 
 
+def restore_local_tensors(model: Any) -> None:
+    """Have a DDP model over tensor parallelism name its parameters again.
+
+    From the first forward pass on DTensors of the same memory, which are no parameters,
+    are in their places in its modules.
+    """
+    parameters = {
+        one.data_ptr(): one
+        for one in model._module_parameters
+        if hasattr(one, "_st_info")
+    }
+    for module in model.module.modules() if parameters else ():
+        for name, value in list(vars(module).items()):
+            if hasattr(value, "device_mesh"):
+                delattr(module, name)
+                setattr(module, name, parameters[value.to_local().data_ptr()])
+
+
 def restore_precision(model: Any) -> None:
     """Have a DDP model with mixed precision be as between two backward passes.
 
@@ -290,6 +312,62 @@ def restore_precision(model: Any) -> None:
             del parameter._ddp_mp_hook_state
     for _, state in model._comm_hooks:
         state.wait_for_stream_enqueued = False
+
+
+def reset_fully_sharded(model: torch.nn.Module) -> None:
+    """Have the modules of FSDP2 in `model` be as between two steps.
+
+    A pass that failed leaves gathered parameters, which the next one would use after a
+    checkpoint was loaded, their gradients, to which it would add, and the note that
+    its end is queued, without which no gradient of the next one is reduced.
+    """
+    for module in model.modules():
+        if not hasattr(module, "_get_fsdp_state"):
+            continue
+        state: Any = module._get_fsdp_state()
+        idle = type(state._training_state).IDLE
+        state._training_state = idle
+        _clear(state, "_modules_to_run_forward")
+        _clear(state._state_ctx, "iter_forward_root")
+        state._state_ctx.post_backward_final_callback_queued = False
+        _clear(state._comm_ctx, *_IN_PASS)
+        # One before torch 2.11.
+        groups = getattr(state, "_fsdp_param_groups", None)
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            if group is None:
+                continue
+            group._training_state = idle
+            _clear(group, *_IN_PASS)
+            for one in group.fsdp_params:
+                one.unsharded_accumulated_grad = None
+                if hasattr(one, "_unsharded_param"):
+                    one._unsharded_param.grad = None
+            group._to_sharded()
+
+
+#: What FSDP2 keeps during a pass; not every version has them all.
+_IN_PASS = (
+    "all_gather_state",
+    "reduce_scatter_state",
+    "reduce_scatter_states",
+    "post_forward_order",
+    "_last_post_reduce_events",
+    "_post_forward_indices",
+    "_all_gather_result",
+    "_post_reduce_event",
+    "_reshard_after_forward_event",
+    "_partial_reduce_output",
+    "_all_reduce_state",
+)
+
+
+def _clear(owner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name, None)
+        if isinstance(value, (list, set, dict)):
+            value.clear()
+        elif value is not None:
+            setattr(owner, name, None)
 
 
 def store_host(store: Any) -> str:

@@ -1,15 +1,10 @@
-"""Going on with the same groups, models and optimizers after an abort, or a death."""
+"""Going on with the same groups after an abort, or a death."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
-
-import torch
-import torch.distributed as td
 
 from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
@@ -18,10 +13,10 @@ from ..groups.subgroups import SHRINK_ABORT, shrink_group
 from ..groups.world import leave_to_rebuild, world
 from ..rank_sets import name_ranks
 from ..work.async_errors import acknowledge
-from . import hooks_on_cpu, meeting, private
+from . import meeting, private
 from .joining import joining
 
-__all__ = ["rebuild", "reconfigure", "rejoin", "shrink"]
+__all__ = ["rebuild", "reconfigure", "shrink", "whole_groups"]
 
 
 #: Seconds that a rebuild waits for a rank that is started again, by default.
@@ -44,7 +39,7 @@ def _groups() -> list[_Shell]:
     return found
 
 
-def _whole_groups(call: str) -> list[_Shell]:
+def whole_groups(call: str) -> list[_Shell]:
     """Return the groups of this process, none of which has another backend."""
     groups = _groups()
     for group in groups:
@@ -67,10 +62,21 @@ def rebuild(timeout: float = REBUILD_TIMEOUT) -> None:
         else:
             _go_on(groups, world.store, timeout)
         return
+    _abort_others(groups)
     for group in groups:
         rebuild_process_group(group.group)
     if fresh is not None:
         fresh.end()
+
+
+def _abort_others(groups: Sequence[_Shell]) -> None:
+    """Abort the groups that are not yet, for the same cause as the first that is.
+
+    To ranks that wait in them the end of this one's connections would be the cause.
+    """
+    for reason in [one.group.aborted for one in groups if one.group.aborted][:1]:
+        for one in groups:
+            one.group.abort(reason.text, by=reason.by, culprits=reason.culprits)
 
 
 def _go_on(
@@ -84,6 +90,7 @@ def _go_on(
     assert world.rank is not None
     # Each rank comes to each round, and tries one again that did not begin.
     if store.complete:
+        _abort_others(groups)
         for group in groups:
             acknowledge(group.group.status)
         call = "shrink" if without_lost else "rebuild"
@@ -99,7 +106,7 @@ def shrink(
     ranks: Sequence[int] | None = None, timeout: float = REBUILD_TIMEOUT
 ) -> list[int]:
     """Do `rankscope.torch.shrink`."""
-    groups = _whole_groups("shrink")
+    groups = whole_groups("shrink")
     default = groups[0]
     known = list(default.group.ranks)
     if isinstance(world.store, LaunchedStore):
@@ -179,153 +186,3 @@ def reconfigure(
         rebuild(seconds)
     else:
         shrink(None if isinstance(world.store, LaunchedStore) else lost, seconds)
-
-
-def rejoin(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    step: int | None = None,
-) -> int:
-    """Do `rankscope.torch.rejoin`."""
-    group = _group_of(model)
-    sharded = [
-        name for name, one in model.named_parameters() if hasattr(one, "device_mesh")
-    ]
-    if sharded:
-        raise ValueError(
-            f"rejoin: parameter {sharded[0]!r} is sharded over the ranks, so no rank "
-            "has what another one lost; load a checkpoint "
-            "(torch.distributed.checkpoint.load)"
-        )
-    if _is_sharded(optimizer):
-        raise ValueError(
-            "rejoin: the state of a ZeroRedundancyOptimizer is sharded over the ranks, "
-            "so no rank has what another one lost; load a checkpoint"
-        )
-    hooks_on_cpu.end_failed_passes(model)
-    fresh = joining()
-    with contextlib.nullcontext() if fresh is None else fresh.rejoining():
-        return _agree(group, model, optimizer, step)
-
-
-def _is_sharded(optimizer: Any) -> bool:
-    # Not imported here, which takes a second: who has such an optimizer has done so.
-    zero = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    return zero is not None and isinstance(optimizer, zero.ZeroRedundancyOptimizer)
-
-
-def _agree(
-    group: _Shell,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    step: int | None,
-) -> int:
-    """Give the model and its optimizer on all ranks the state of one rank."""
-    # A fresh process has nothing to send, whatever it counts.
-    lived = joining() is None
-    done = lived, _steps(optimizer) if step is None else step
-    replicas = list(_replicas(model))
-    own = done, [private.bucket_changes(one) for one in replicas]
-    told: list[Any] = [None] * group.size()
-    td.all_gather_object(told, own, group=group)
-    counts = [count for count, _ in told]
-    most = max(counts)
-    source = counts.index(most)
-    # An abort may have come when some ranks had their final buckets, and some not.
-    anew = not all(lived for lived, _ in counts) or any(
-        one != own[1] for _, one in told
-    )
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            td.broadcast(tensor.detach(), group=group, group_src=source)
-    if optimizer is not None:
-        _send_state(optimizer, group, source)
-        optimizer.zero_grad()
-    else:
-        model.zero_grad()
-    for module in replicas:
-        private.reset_reducer(module, anew=anew)
-    return int(most[1])
-
-
-def _group_of(model: torch.nn.Module) -> _Shell:
-    """Return the group whose ranks have the same model."""
-    default = _whole_groups("rejoin")[0]
-    found = {id(one.process_group): one.process_group for one in _replicas(model)}
-    if not found:
-        return default
-    group, *others = found.values()
-    if others or not hasattr(group, "of_rankscope"):
-        raise ValueError(
-            "rejoin: the DistributedDataParallel modules of the model have "
-            f"{len(found)} groups; expected one, of the backend rankscope: call it for "
-            "each of the modules"
-        )
-    return group
-
-
-def _replicas(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    for module in model.modules():
-        if isinstance(module, private.DistributedDataParallel):
-            yield module
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterable[Any]:
-    return optimizer.state.values()
-
-
-def _steps(optimizer: torch.optim.Optimizer | None) -> int:
-    if optimizer is None:
-        return 0
-    found = [state["step"] for state in _states(optimizer) if "step" in state]
-    return int(max(found, default=0))
-
-
-def _send_state(optimizer: torch.optim.Optimizer, group: _Shell, source: int) -> None:
-    """Give all ranks the state of the optimizer of rank `source`."""
-    is_source = group.rank() == source
-    described: list[Any] = [None]
-    if is_source:
-        described[0] = _shapes(optimizer.state_dict())
-    td.broadcast_object_list(described, group=group, group_src=source)
-    state = optimizer.state_dict() if is_source else _empty(described[0])
-    for tensor in _tensors(state):
-        td.broadcast(tensor, group=group, group_src=source)
-    if not is_source:
-        optimizer.load_state_dict(state)
-
-
-class _Shape:
-    """A tensor as its shape and dtype."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
-
-
-def _mapped(value: Any, kind: type, change: Any) -> Any:
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(one, kind, change) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(one, kind, change) for one in value)
-    return value
-
-
-def _shapes(state: Any) -> Any:
-    return _mapped(state, torch.Tensor, _Shape)
-
-
-def _empty(described: Any) -> Any:
-    return _mapped(
-        described,
-        _Shape,
-        lambda one: torch.empty(one.shape, dtype=one.dtype, device="cpu"),
-    )
-
-
-def _tensors(state: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    _mapped(state, torch.Tensor, found.append)
-    return found

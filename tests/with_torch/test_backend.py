@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
-from torch.distributed import distributed_c10d
+from torch.distributed import HashStore, distributed_c10d
 
 from rankscope import DistBackendError
-from rankscope.backends.torch_backend import private, registering
+from rankscope.backends.torch_backend import meeting, private, registering
 from tests.with_torch.backend_training import TRAININGS
 from tests.with_torch.ranks import Ranks
 
@@ -347,6 +348,15 @@ BAD_CALLS = [
     ("torch.ones(2, 2).to_sparse_csr()", "ValueError", "torch.sparse_coo"),
     ("torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.quint8)", "TypeError", ""),
 ]
+
+
+def test_a_rank_that_comes_back_alone_is_told_how_the_others_meet_it() -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(milliseconds=10))
+    with pytest.raises(DistBackendError, match="rank 0 did not come to it") as caught:
+        meeting._meet(store, 1, 2, 10.0, meeting.Options())
+    assert "once all of them call destroy_process_group()" in str(caught.value)
+    assert caught.value.culprits == (0,)
 
 
 @pytest.mark.parametrize(("tensor", "kind", "says"), BAD_CALLS)

@@ -285,15 +285,75 @@ def test_torchs_reconfigure_rebuilds_and_refuses_what_is_no_rank(three: Ranks) -
     three.run("assert reconfigure(set(handles)).wait()" + RECOVER)
 
 
-def test_a_sharded_model_has_no_rejoin(three: Ranks) -> None:
+def test_sharded_models_train_on_after_an_abort_at_any_of_their_ops(
+    three: Ranks,
+) -> None:
+    """FSDP2 keeps parameters, gradients and notes of a pass that failed."""
     three.run(
-        "sharded = training.fully_shard(training.Net())\n"
-        "error = raised(lambda: rankscope.torch.rejoin(sharded))\n"
-        "assert 'torch.distributed.checkpoint' in str(error), error\n"
-        "sharded = training.ZeroRedundancyOptimizer(\n"
+        dedent(
+            """
+            from rankscope.backends.work.hooks import add_op_hook
+            for number in range(20):
+                sharded = training.Net()
+                for one in sharded.first, sharded.second, sharded:
+                    training.fully_shard(one)
+                its_optimizer = training.adam(sharded)
+                training.do_step(sharded, its_optimizer, training.own(0))
+                issued = []
+                def count(record):
+                    issued.append(record)
+                    if len(issued) == number + 1 and rank == 1:
+                        rankscope.torch.abort(reason="at an op")
+                counting = add_op_hook(pre=count)
+                try:
+                    training.do_step(sharded, its_optimizer, training.own(1))
+                except rankscope.DistAbortedError as error:
+                    assert error.reason == "at an op"
+                counting.remove()
+                ended = len(issued) <= number
+                if not ended:
+                    rankscope.torch.rebuild()
+                found = rankscope.torch.rejoin(sharded, its_optimizer)
+                assert found == 1 + ended
+                for step in range(found, 4):
+                    training.do_step(sharded, its_optimizer, training.own(step))
+                assert training.difference(sharded, 4) <= 1e-6, number
+                if ended:
+                    break
+            assert number >= 8, number
+            """
+        )
+    )
+
+
+def test_the_state_of_a_sharded_optimizer_is_loaded_after_an_abort(
+    three: Ranks,
+) -> None:
+    """Its ranks send what they stepped: an abort may come when some were sent."""
+    three.run(
+        "zero = training.ZeroRedundancyOptimizer(\n"
         "    model.parameters(), torch.optim.Adam)\n"
-        "error = raised(lambda: rankscope.torch.rejoin(model, sharded))\n"
-        "assert 'ZeroRedundancyOptimizer' in str(error), error"
+        "error = raised(lambda: rankscope.torch.rejoin(model, zero))\n"
+        "assert 'the state of ranks 0–2 is lost' in str(error), error\n"
+        "assert error.culprits == (0, 1, 2), error.culprits\n"
+        "def load(found):\n"
+        "    return rankscope.torch.rejoin(model, zero, load=lambda: found)\n"
+        "error = raised(lambda: load(rank))\n"
+        "assert 'load returned [0, 1, 2] on ranks [0, 1, 2]' in str(error), error\n"
+        # A model into which no checkpoint was loaded to the end stays lost.
+        "error = raised(lambda: rankscope.torch.rejoin(model, optimizer))\n"
+        "assert 'the state of ranks 0–2 is lost' in str(error), error\n"
+        "assert load(done) == done"
+    )
+
+
+def test_fsdp1_is_refused(three: Ranks) -> None:
+    three.run(
+        "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+        "cpu = torch.device('cpu')\n"
+        "old = FullyShardedDataParallel(training.Net(), device_id=cpu)\n"
+        "error = raised(lambda: rankscope.torch.rejoin(old))\n"
+        "assert 'expected torch.distributed.fsdp.fully_shard' in str(error), error"
     )
 
 

@@ -123,6 +123,117 @@ def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
     assert refused in out, out
 
 
+def test_replicas_of_shards_give_fresh_ranks_theirs(tmp_path: Path) -> None:
+    """HSDP, and tensor parallelism in DDP: bit by bit the training without a death."""
+    code = """
+    from torch.nn.functional import dropout
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel, RowwiseParallel, parallelize_module)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    def make():
+        hybrid = training.Net()
+        for one in hybrid.first, hybrid.second, hybrid:
+            training.fully_shard(one, mesh=mesh)
+        plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+        split = parallelize_module(
+            training.Net(), mesh["shards"], plan, src_data_rank=None)
+        split = training.DistributedDataParallel(split, device_mesh=mesh["replicas"])
+        both = torch.nn.ModuleList([hybrid, split])
+        return both, training.adam(both)
+    def do_step(model, optimizer, step):
+        optimizer.zero_grad()
+        torch.manual_seed(step)
+        x = dropout(training.batch(step))
+        model[0](x[rank::4]).pow(2).mean().backward()
+        model[1](x[mesh.get_local_rank("replicas")::2]).pow(2).mean().backward()
+        optimizer.step()
+    def values(optimizer):
+        (group,) = optimizer.param_groups
+        return [training.full(one.detach()) for one in group["params"]]
+    both, optimizer = make()
+    victims = {1: 3, 5: 0}
+    step, joined = 0, False
+    while step < 8:
+        try:
+            if not joined:
+                step, joined = rankscope.torch.rejoin(both, optimizer), True
+            if victims.get(step) == rank and not fresh:
+                os.kill(os.getpid(), 9)
+            do_step(both, optimizer, step)
+            step += 1
+        except rankscope.DistAbortedError as error:
+            print(f"step {step}: {error.reason}", error.culprits)
+            rankscope.torch.rebuild(120)
+            joined = False
+    unbroken, its_optimizer = make()
+    for step in range(8):
+        do_step(unbroken, its_optimizer, step)
+    for one, other in zip(values(optimizer), values(its_optimizer), strict=True):
+        assert torch.equal(one, other)
+    dist.destroy_process_group()
+    print("trained")
+    """
+    status, out, err = run(tmp_path, code, "-n", "4", "--max-restarts", "1")
+    assert status == 0, err
+    assert out.count("trained") == 4
+    # The cause is the dead rank, also where a rank waits for another one alone.
+    for step, victim in (1, 3), (5, 0):
+        for rank in {*range(4)} - {victim}:
+            assert re.search(
+                rf"\[rank {rank}\] step {step}: rank {victim} \(process \d+ on .*\) is "
+                rf"gone: killed by SIGKILL \({victim},\)",
+                out,
+            ), out
+
+
+def test_a_checkpoint_is_loaded_where_a_shard_is_lost(tmp_path: Path) -> None:
+    """FSDP2: an abort comes amid the load, and one later, after which none is lost."""
+    code = """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    def state(step):
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        return {"model": of_model, "optimizer": of_optimizer, "step": step}
+    def load():
+        loads.append(dist.get_world_size())
+        found = state(0)
+        dcp.load(found, checkpoint_id=sys.argv[0] + ".saved")
+        if fresh and len(loads) == 1:
+            rankscope.torch.abort(reason="amid the load")
+        set_state_dict(model, optimizer, model_state_dict=found["model"],
+                       optim_state_dict=found["optimizer"])
+        return found["step"]
+    model = training.Net()
+    for one in model.first, model.second, model:
+        training.fully_shard(one)
+    optimizer = training.adam(model)
+    step, joined, loads, found = 0, False, [], []
+    while step < 8:
+        try:
+            if not joined:
+                step, joined = rankscope.torch.rejoin(model, optimizer, load=load), True
+                found.append(step)
+            if step == 4 and rank == 0 and not fresh:
+                os.kill(os.getpid(), 9)
+            if step == 6 and fresh and len(found) == 1:
+                rankscope.torch.abort(reason="nothing is lost")
+            training.do_step(model, optimizer, training.own(step))
+            step += 1
+            if step == 3:
+                dcp.save(state(step), checkpoint_id=sys.argv[0] + ".saved")
+        except rankscope.DistAbortedError as error:
+            rankscope.torch.rebuild(120)
+            joined = False
+    assert training.difference(model, 8) <= 1e-6
+    print("trained, from", *found, "loads", len(loads))
+    dist.destroy_process_group()
+    """
+    status, out, err = run(tmp_path, code, "-n", "2", "--max-restarts", "1")
+    assert status == 0, err
+    assert "[rank 0] trained, from 3 6 loads 2" in out
+    assert "[rank 1] trained, from 0 3 6 loads 2" in out
+
+
 def test_ranks_that_make_their_groups_anew_meet_the_fresh_one(tmp_path: Path) -> None:
     """As under torchrun: all load a checkpoint, and DDP's constructor has its ops."""
     code = """

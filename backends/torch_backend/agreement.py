@@ -1,0 +1,122 @@
+"""Which step the ranks go on from, and which rank has the state of it for which others.
+
+Plain data: what each rank tells in `rankscope.torch.rejoin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import DistBackendError
+from ..rank_sets import name_ranks
+
+__all__ = ["Held", "LostStateError", "choose"]
+
+
+class LostStateError(DistBackendError):
+    """No rank has the state of some ranks: a checkpoint has to be loaded."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one rank tells of its model and optimizer.
+
+    Parameters
+    ----------
+    replicas : tuple of int
+        The ranks that have the same parameters as this one, which is among them.
+    layout : str
+        What is equal where names, shapes and dtypes of the parameters are.
+    steps : int, optional
+        How many steps it has done; ``None``: the optimizer does not count them.
+    is_fresh : bool
+        Whether it is a fresh process of a rank that died.
+    is_whole : bool
+        Whether all of its state is of one step.
+    buckets : tuple of int
+        What is equal where DDP has the same buckets.
+    """
+
+    replicas: tuple[int, ...]
+    layout: str
+    steps: int | None = 0
+    is_fresh: bool = False
+    is_whole: bool = True
+    buckets: tuple[int, ...] = ()
+
+
+def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
+    """Return the step to go on from, and by rank which one sends its state.
+
+    It is the latest step of which each part of the model is on a rank that lives.
+
+    Raises `ValueError` where the ranks do not say the same of the model, or ranks with
+    other parameters do not count steps; `LostStateError` where there is no such step.
+    """
+    for rank, held in told.items():
+        for other in held.replicas:
+            theirs = told.get(other)
+            if theirs is None or theirs.replicas != held.replicas:
+                raise ValueError(
+                    f"rejoin: rank {rank} has the same model as "
+                    f"{name_ranks(held.replicas)}, and rank {other} does not say so: "
+                    "all of them call it, with models over the same ranks"
+                )
+            if theirs.layout != held.layout:
+                raise ValueError(
+                    f"rejoin: the parameters of ranks {rank} and {other} differ in "
+                    "names, shapes or dtypes; expected the same model. A model that "
+                    "differs from rank to rank, as the stages of a pipeline do, is in "
+                    "a DistributedDataParallel whose group has the ranks of a stage"
+                )
+    parts = sorted({held.replicas for held in told.values()})
+    if len(parts) > 1 and any(held.steps is None for held in told.values()):
+        raise ValueError(
+            "rejoin: ranks have different parameters, and the optimizer does not count "
+            "its steps, so nobody knows whether they are of the same one: give step="
+        )
+    # Where all processes are fresh they are as at the start of the script.
+    is_start = all(held.is_fresh for held in told.values())
+    steps = [
+        {
+            told[rank].steps or 0
+            for rank in part
+            if is_start or (told[rank].is_whole and not told[rank].is_fresh)
+        }
+        for part in parts
+    ]
+    lost = [part for part, found in zip(parts, steps, strict=True) if not found]
+    if lost:
+        ranks = sorted(rank for part in lost for rank in part)
+        raise LostStateError(
+            f"rejoin: the state of {name_ranks(ranks)} is lost, and no other rank has "
+            f"it; {_LOAD}",
+            culprits=ranks,
+        )
+    common = set.intersection(*steps)
+    if not common:
+        found = ", ".join(
+            f"{name_ranks(part)} of step {max(of)}"
+            for part, of in zip(parts, steps, strict=True)
+        )
+        raise LostStateError(
+            f"rejoin: the ranks have different parameters, and those of no step are on "
+            f"all of them ({found}); {_LOAD}"
+        )
+    step = max(common)
+    return step, {
+        rank: next(
+            one
+            for one in held.replicas
+            if (told[one].steps or 0) == step
+            and (is_start or (told[one].is_whole and not told[one].is_fresh))
+        )
+        for rank, held in told.items()
+    }
+
+
+_LOAD = (
+    "load a checkpoint (torch.distributed.checkpoint.load) on all ranks, in a function "
+    "given as rankscope.torch.rejoin(model, optimizer, load=...)"
+)

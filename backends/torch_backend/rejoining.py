@@ -1,0 +1,297 @@
+"""Going on with the same models and optimizers after an abort, or a death."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as td
+
+from . import hooks_on_cpu, private
+from .agreement import Held, LostStateError, choose
+from .joining import joining
+from .recovering import whole_groups
+
+__all__ = ["rejoin"]
+
+#: One of the classes of `shell`, whose `group` is the Rankscope group.
+_Shell: TypeAlias = Any
+
+#: Models here that have parts of two steps: they get another rank's state, or that of
+#: a checkpoint, and an error came meanwhile.
+_torn: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+def rejoin(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int | None = None,
+    load: Callable[[], int] | None = None,
+    group: _Shell | None = None,
+) -> int:
+    """Do `rankscope.torch.rejoin`."""
+    default = whole_groups("rejoin")[0]
+    if group is None:
+        group = default
+    elif not hasattr(group, "of_rankscope"):
+        raise ValueError(
+            f"rejoin: group={group!r}; expected one of the backend rankscope"
+        )
+    for name, module in model.named_modules():
+        if _is_of(module, _FSDP1):
+            raise ValueError(
+                f"rejoin: module {name!r} is a FullyShardedDataParallel, of which "
+                "nobody knows what a pass that failed has left; expected "
+                "torch.distributed.fsdp.fully_shard"
+            )
+    hooks_on_cpu.end_failed_passes(model)
+    fresh = joining()
+    with contextlib.nullcontext() if fresh is None else fresh.rejoining():
+        return _agree(group, model, optimizer, step, load)
+
+
+# Not imported here, which takes a second: who has such an object has done so.
+_FSDP1 = (
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "FullyShardedDataParallel",
+)
+_ZERO = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
+
+
+def _is_of(one: Any, where: tuple[str, str]) -> bool:
+    module, name = where
+    return module in sys.modules and isinstance(one, getattr(sys.modules[module], name))
+
+
+def _agree(
+    group: _Shell,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    step: int | None,
+    load: Callable[[], int] | None,
+) -> int:
+    """Have the model and its optimizer on all ranks be of one step."""
+    own = _held(group, model, optimizer, step)
+    told = _told(group, own)
+    modules = list(_replicas(model))
+    # An abort may have come when some ranks had their final buckets, and some not.
+    anew = any(one.is_fresh or one.buckets != own.buckets for one in told.values())
+    try:
+        found, sources = choose(told)
+    except LostStateError:
+        if load is None:
+            raise
+        _torn.add(model)
+        found = load()
+        returned = _told(group, found)
+        if set(returned.values()) != {found}:
+            raise ValueError(
+                f"rejoin: load returned {list(returned.values())} on ranks "
+                f"{list(returned)}; expected the same step"
+            ) from None
+    else:
+        rank = td.get_rank()
+        if len(own.replicas) > 1:
+            if (own.steps or 0) != found:
+                _torn.add(model)
+            _send(_group_of(own.replicas), model, optimizer, sources[rank])
+    _torn.discard(model)
+    model.zero_grad()
+    if optimizer is not None:
+        optimizer.zero_grad()
+    for module in modules:
+        private.reset_reducer(module, anew=anew)
+    return found
+
+
+def _told(group: _Shell, value: Any) -> dict[int, Any]:
+    """Return what each rank of the group gave as `value`."""
+    told: list[Any] = [None] * group.size()
+    td.all_gather_object(told, value, group=group)
+    return dict(zip(td.get_process_group_ranks(group), told, strict=True))
+
+
+# -- what this rank has ------------------------------------------------------------
+
+
+def _held(
+    group: _Shell,
+    model: torch.nn.Module,
+    optimizer: Any,
+    step: int | None,
+) -> Held:
+    ranks = set(td.get_process_group_ranks(group))
+    for module in _replicas(model):
+        if not hasattr(module.process_group, "of_rankscope"):
+            raise ValueError(
+                "rejoin: a DistributedDataParallel of the model has a group of another "
+                "backend; expected one of the backend rankscope"
+            )
+        ranks &= {*td.get_process_group_ranks(module.process_group)}
+    described = []
+    for name, one in (*model.named_parameters(), *model.named_buffers()):
+        if hasattr(one, "device_mesh"):
+            ranks &= _with_same_shard(one)
+        described.append((name, tuple(_local(one).shape), one.dtype))
+    is_whole = model not in _torn
+    if _is_of(optimizer, _ZERO):
+        # Each rank has a part of its state, and sends what it has stepped within step:
+        # after an error nobody knows how far that came.
+        ranks = {td.get_rank()}
+        is_whole = is_whole and group.group.generation == 0
+        optimizer = optimizer.optim
+    return Held(
+        replicas=tuple(sorted(ranks)),
+        layout=hashlib.sha256(repr(described).encode()).hexdigest(),
+        steps=_steps(optimizer) if step is None else step,
+        is_fresh=joining() is not None,
+        is_whole=is_whole,
+        buckets=tuple(private.bucket_changes(one) for one in _replicas(model)),
+    )
+
+
+def _with_same_shard(parameter: Any) -> set[int]:
+    """Return the ranks that have the same part of a DTensor as this one."""
+    mesh = parameter.device_mesh
+    place = mesh.get_coordinate()
+    if place is None:
+        return {td.get_rank()}
+    same = list(place)
+    for dim, placement in enumerate(parameter.placements):
+        line = [*place[:dim], slice(None), *place[dim + 1 :]]
+        known = td.get_process_group_ranks(mesh.get_group(dim))
+        if sorted(known) != sorted(mesh.mesh[tuple(line)].tolist()):
+            raise ValueError(
+                f"rejoin: a parameter is sharded over {mesh}, which has lost ranks: no "
+                "such model goes on over a part of its mesh; start the job again, and "
+                "load a checkpoint (torch.distributed.checkpoint.load)"
+            )
+        if placement.is_replicate():
+            same[dim] = slice(None)
+    return {*mesh.mesh[tuple(same)].flatten().tolist()}
+
+
+def _replicas(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    for module in model.modules():
+        if isinstance(module, private.DistributedDataParallel):
+            yield module
+
+
+def _steps(optimizer: torch.optim.Optimizer | None) -> int | None:
+    """Return how many steps an optimizer has done; ``None``: it does not count."""
+    if optimizer is None:
+        return None
+    states = list(optimizer.state.values())
+    found = [state["step"] for state in states if "step" in state]
+    if not found and (states or isinstance(optimizer, torch.optim.SGD)):
+        return None
+    return int(max(found, default=0))
+
+
+# -- sending it ------------------------------------------------------------
+
+
+def _group_of(ranks: tuple[int, ...]) -> _Shell:
+    """Return the first group of torch of these ranks: that of a module, or a mesh."""
+    for group in whole_groups("rejoin"):
+        if sorted(td.get_process_group_ranks(group)) == list(ranks):
+            return group
+    raise ValueError(
+        f"rejoin: ranks {list(ranks)} have the same parameters, and there is no group "
+        f"of them: make one, dist.new_group({list(ranks)}), at the start of the script"
+    )
+
+
+def _send(
+    group: _Shell,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    source: int,
+) -> None:
+    """Give the ranks of the group the model and optimizer of rank `source`."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            td.broadcast(_local(tensor), source, group=group)
+    if optimizer is not None:
+        _send_state(optimizer, group, source)
+
+
+def _send_state(optimizer: torch.optim.Optimizer, group: _Shell, source: int) -> None:
+    is_source = td.get_rank() == source
+    described: list[Any] = [None]
+    if is_source:
+        described[0] = _mapped(optimizer.state_dict(), torch.Tensor, _Shape)
+    td.broadcast_object_list(described, source, group=group)
+    state = (
+        optimizer.state_dict() if is_source else _empty_state(optimizer, described[0])
+    )
+    found: list[torch.Tensor] = []
+    _mapped(state, torch.Tensor, found.append)
+    for tensor in found:
+        td.broadcast(_local(tensor), source, group=group)
+    if not is_source:
+        optimizer.load_state_dict(state)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Return what this rank has of a tensor, in the same memory."""
+    with torch.no_grad():
+        own = tensor.to_local() if hasattr(tensor, "device_mesh") else tensor
+    return own.detach()
+
+
+class _Shape:
+    """A tensor as its shape and dtype, on this rank."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        own = _local(tensor)
+        self.shape, self.dtype = tuple(own.shape), own.dtype
+        self.is_sharded = hasattr(tensor, "device_mesh")
+
+    def make(self, parameter: Any) -> torch.Tensor:
+        """Return such a tensor, sharded as the parameter that it is the state of."""
+        own = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        if not self.is_sharded:
+            return own
+        return type(parameter.data).from_local(
+            own,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+
+
+def _empty_state(
+    optimizer: torch.optim.Optimizer, described: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a state as `described`, to receive tensors into."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+
+    def made(key: Any, values: Any) -> Any:
+        of = parameters[key] if isinstance(key, int) else None
+        return _mapped(values, _Shape, lambda one: one.make(of))
+
+    return {
+        key: {one: made(one, values) for one, values in value.items()}
+        if key == "state"
+        else made(None, value)
+        for key, value in described.items()
+    }
+
+
+def _mapped(value: Any, kind: type, change: Any) -> Any:
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(one, kind, change) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(one, kind, change) for one in value)
+    return value
