@@ -36,6 +36,10 @@ __all__ = [
 
 Array = Any
 
+#: The numbers of numpy, in native byte order.
+_NUMBERS = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
+_PLAIN = frozenset(map(np.dtype, _NUMBERS))
+
 
 class Place:
     """The op and the group of a call: the first words of its error messages.
@@ -152,12 +156,11 @@ def take(
     """Validate one array; return it in native form with its device type."""
     if type(value) is np.ndarray:
         # The usual case: the checks of `native`, without a further call.
-        flags, dtype = value.flags, value.dtype
+        flags = value.flags
         if (
             flags.c_contiguous
             and (flags.writeable or not writable)
-            and dtype.kind in "biufc"
-            and dtype.isnative
+            and value.dtype in _PLAIN
         ):
             return value, "cpu"
     where = Place(kind, pg)

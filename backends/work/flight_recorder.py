@@ -80,7 +80,8 @@ def frames_inside() -> int:
     return count
 
 
-_issuing = threading.local()
+#: Thread → what issues its ops: each op looks, and a thread's own attribute costs more.
+_issuers: dict[int, str] = {}
 
 
 @contextlib.contextmanager
@@ -89,11 +90,12 @@ def issued_by(name: str) -> Iterator[None]:
 
     That is a function of a library which is not seen at the user's line.
     """
-    _issuing.name = name
+    thread = threading.get_ident()
+    _issuers[thread] = name
     try:
         yield
     finally:
-        del _issuing.name
+        del _issuers[thread]
 
 
 class OpEntry:
@@ -236,7 +238,7 @@ class Record(OpEntry):
         self.backend = backend
         # Above this method and the dispatcher's.
         self.frames = user_frames(3)
-        self.issuer = getattr(_issuing, "name", "")
+        self.issuer = _issuers.get(threading.get_ident(), "") if _issuers else ""
         self.state = SCHEDULED
         self.created_ns = time.time_ns()
         self.started_ns = 0
