@@ -24,8 +24,8 @@ from ..observe.torch_format import flight_recorder
 from ..work.flight_recorder import recorder
 from ..work.user_code import is_installed
 from .place import Place
-from .rendezvous import rendezvous
 from .settings import facts_of
+from .waiting import rendezvous
 
 __all__ = ["DUMP", "FACTS", "STACKS", "as_it_waited", "write_facts", "write_part"]
 

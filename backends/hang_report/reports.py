@@ -28,9 +28,8 @@ from .conclusion import (
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_part
 from .place import Place
-from .rendezvous import rendezvous
 from .silent import request_stacks
-from .waiting import Waiting
+from .waiting import Waiting, rendezvous
 
 __all__ = [
     "AFTERMATH",

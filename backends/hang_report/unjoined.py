@@ -22,7 +22,7 @@ from ..post_mortem.evidence_file import RawFile, UnreadableError
 from ..post_mortem.stacks import frames_of_main
 from ..post_mortem.user_frames import Frame, position
 from .part import STACKS, write_facts
-from .rendezvous import makes_group
+from .waiting import makes_group
 
 __all__ = ["add_unjoined"]
 

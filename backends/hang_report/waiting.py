@@ -1,13 +1,24 @@
-"""Since when this rank waits for others, in an op or while a group is made."""
+"""Since when this rank waits for others, in an op or while a group is made.
+
+Until a group is made there is no op, and no recorder has anything: the stack tells.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
+from typing import Any
 
 from ..groups.world import world
-from .rendezvous import rendezvous
+from ..work.user_code import users_frame
 
-__all__ = ["Waiting"]
+__all__ = ["Waiting", "makes_group", "rendezvous"]
+
+_OWN = os.path.join("backends", "groups", "api.py")
+_TORCH = os.path.join("torch", "distributed", "distributed_c10d.py")
+_MAKERS = ("init_process_group", "new_group", "split_group")
 
 
 class Waiting:
@@ -32,3 +43,31 @@ class Waiting:
             self._making_since = now
         self.seen = min(begun, default=self._making_since)
         return self.seen
+
+
+def rendezvous(address: str = "") -> dict[str, Any] | None:
+    """Return in which call the main thread makes a group.
+
+    `address` is where the ranks of the job meet.
+    """
+    ident = threading.main_thread().ident
+    frame = None if ident is None else sys._current_frames().get(ident)
+    while frame is not None and not makes_group(
+        frame.f_code.co_filename, frame.f_code.co_name
+    ):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    caller = users_frame(frame)
+    return {
+        "call": frame.f_code.co_name,
+        "address": address,
+        "line": None
+        if caller is None
+        else [caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name],
+    }
+
+
+def makes_group(file: str, function: str) -> bool:
+    """Return whether a function of a file makes a group."""
+    return function in _MAKERS and file.endswith((_OWN, _TORCH))
