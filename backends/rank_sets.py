@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
-__all__ = ["brief_members", "describe_members", "format_ranks", "name_ranks"]
+__all__ = [
+    "brief_members",
+    "describe_members",
+    "format_ranks",
+    "group_by",
+    "in_plural",
+    "name_ranks",
+    "tell_ranks",
+]
+
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key", bound=Hashable)
+
+#: The verbs with which a fact about one rank begins, and those about several.
+_PLURALS = {
+    "handles": "handle",
+    "has": "have",
+    "is": "are",
+    "runs": "run",
+    "was": "were",
+}
 
 
 def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
@@ -31,6 +52,28 @@ def name_ranks(ranks: Iterable[int]) -> str:
         return "no rank"
     text = format_ranks(members, dash="–").replace(",", ", ")
     return f"rank {text}" if len(members) == 1 else f"ranks {text}"
+
+
+def in_plural(fact: str) -> str:
+    """Return what is said of one rank, ``"is dead"``, as it is said of several."""
+    verb, space, rest = fact.partition(" ")
+    return f"{_PLURALS.get(verb, verb)}{space}{rest}"
+
+
+def tell_ranks(ranks: Iterable[int], fact: str) -> str:
+    """Return a fact about one rank as one about `ranks`: ``"ranks 0–3 are dead"``."""
+    members = set(ranks)
+    return f"{name_ranks(members)} {in_plural(fact) if len(members) > 1 else fact}"
+
+
+def group_by(
+    items: Iterable[_Item], key: Callable[[_Item], _Key]
+) -> dict[_Key, list[_Item]]:
+    """Return the items, ranks for example, by what `key` says of them."""
+    found: dict[_Key, list[_Item]] = {}
+    for one in items:
+        found.setdefault(key(one), []).append(one)
+    return found
 
 
 def describe_members(ranks: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope.backends.printable import printable
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import group_by, name_ranks
 
 __all__ = [
     "ClusterError",
@@ -221,9 +221,7 @@ def impersonal(rank: int, message: str) -> str:
 
 def group_by_message(messages: Mapping[int, str]) -> str:
     """Return messages of ranks in one line, each message once with all its ranks."""
-    ranks: dict[str, list[int]] = {}
-    for rank, message in sorted(messages.items()):
-        ranks.setdefault(impersonal(rank, message), []).append(rank)
+    ranks = group_by(sorted(messages), lambda rank: impersonal(rank, messages[rank]))
     return "; ".join(
         f"{name_ranks(members)}: {message}" for message, members in ranks.items()
     )

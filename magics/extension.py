@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.backends.did_you_mean import did_you_mean
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import name_ranks, tell_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
 from rankscope.engines.cluster.cluster_file import cluster_files
 from rankscope.engines.cluster.preconditions import check_folder
@@ -462,9 +462,8 @@ def _rest(dead: Sequence[int], n: int) -> str:
     """Return what becomes of `n` ranks without this notebook."""
     if not dead:
         return "they keep running"
-    verb = "is" if len(dead) == 1 else "are"
     others = "" if len(dead) == n else ", the others keep running"
-    return f"{name_ranks(dead)} {verb} dead{others}"
+    return f"{tell_ranks(dead, 'is dead')}{others}"
 
 
 def _size(cluster: Cluster | Job) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankscope.backends.observe.stacks import Frame, Stack
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import group_by, name_ranks
 from rankscope.engines import RankStacks
 from rankscope.engines.cluster.profiling import (
     innermost_line,
@@ -67,7 +67,5 @@ def _frames(frames: Sequence[Frame]) -> list[str]:
 
 
 def _silent(errors: Mapping[int, str]) -> list[str]:
-    ranks_of: dict[str, list[int]] = {}
-    for rank, why in errors.items():
-        ranks_of.setdefault(why, []).append(rank)
-    return [f"{name_ranks(ranks)}: {why}" for why, ranks in ranks_of.items()]
+    found = group_by(errors, errors.__getitem__)
+    return [f"{name_ranks(ranks)}: {why}" for why, ranks in found.items()]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..post_mortem.report import VERSION, Report
-from ..rank_sets import format_ranks, name_ranks
+from ..rank_sets import format_ranks, name_ranks, tell_ranks
 from .jobs import Job
 from .stacks import Stack
 
@@ -92,8 +92,7 @@ class Look:
         }
         lacking = set(range(self.job.world_size or 0)) - ranks - told
         if lacking:
-            verb = "is" if len(lacking) == 1 else "are"
-            notes.append(f"{name_ranks(lacking)} {verb} not looked at")
+            notes.append(tell_ranks(lacking, "is not looked at"))
         if None in ranks:
             notes.append(
                 "the environment of these processes does not say which ranks they are"

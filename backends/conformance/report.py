@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from ..rank_sets import name_ranks
+from ..rank_sets import group_by, name_ranks
 from .trial import Outcome, Rule
 
 __all__ = ["Printer", "Report", "Result"]
@@ -101,11 +101,11 @@ def _causes(failed: dict[int, Outcome]) -> str:
     """Return the errors of the ranks, without effects of another rank's error."""
     causes = {r: one for r, one in failed.items() if not one.consequence} or failed
     # Texts that differ in the rank that they name, in no more, are one.
-    alike: dict[str, list[int]] = {}
-    for rank, one in causes.items():
-        alike.setdefault(one.text.replace(f"rank {rank}", "this rank"), []).append(rank)
+    texts = group_by(
+        causes, lambda rank: causes[rank].text.replace(f"rank {rank}", "this rank")
+    )
     return "\n".join(
-        f"{name_ranks(ranks)}: {causes[ranks[0]].text}" for ranks in alike.values()
+        f"{name_ranks(ranks)}: {causes[ranks[0]].text}" for ranks in texts.values()
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import DistBackendError, DistStoreTimeoutError
 from ..launch_variables import STORE
-from ..rank_sets import name_ranks
+from ..rank_sets import group_by, name_ranks
 from ..stores.base import LAUNCHER, Store
 from ..stores.prefix import PrefixStore
 from .arrival import arrived
@@ -216,9 +216,7 @@ def _raise_if_ended(
 
 
 def _raise_if_ways_differ(store: LaunchedStore, rank: int) -> None:
-    came: dict[str, list[int]] = {}
-    for one, arrival in sorted(store.arrivals.items()):
-        came.setdefault(arrival["way"], []).append(one)
+    came = group_by(sorted(store.arrivals), lambda one: store.arrivals[one]["way"])
     if INIT in came and REBUILD in came:
         raise DistBackendError(
             f"rank {rank} cannot go on: {name_ranks(came[REBUILD])} called "

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..did_you_mean import did_you_mean
 from ..errors import DistBackendError, DistError
+from ..rank_sets import group_by
 from ..stores.base import Store
 from .base import INTERFACE_VERSION, Backend
 from .registration import DistributedBackendOptions, Registration
@@ -111,10 +112,7 @@ def declared() -> dict[str, list[EntryPoint]]:
     """
     from importlib import metadata  # takes 15 ms
 
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in metadata.entry_points(group=GROUP):
-        found.setdefault(entry.name, []).append(entry)
-    return found
+    return group_by(metadata.entry_points(group=GROUP), lambda entry: entry.name)
 
 
 def _load_declared(name: str) -> None:

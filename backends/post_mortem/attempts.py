@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
+from ..rank_sets import group_by
 from .flight_rank import RankDump
 
 __all__ = ["assign_ranks", "newest_attempt"]
@@ -57,9 +58,7 @@ def newest_attempt(
     Where a rank has several dumps, the job was started anew, or dumped twice. A dump
     of an older attempt must not stand for a rank that left none in the newest one.
     """
-    by_rank: dict[int, list[RankDump]] = {}
-    for one in dumps:
-        by_rank.setdefault(ranks[one.dump.path], []).append(one)
+    by_rank = group_by(dumps, lambda one: ranks[one.dump.path])
     for several in by_rank.values():
         several.sort(key=_age)
     doubles = [several for several in by_rank.values() if len(several) > 1]

@@ -10,6 +10,7 @@ from typing import Any
 from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp, State
 from ..observe.records import Record
 from ..observe.torch_format import OPS
+from ..rank_sets import group_by
 from .flight_dump import Dump, Entry
 from .late_ops import late_records
 from .source_lines import users_line
@@ -87,7 +88,7 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     # Our own records, which have the key `backend`, tell more than torch's of gloo.
     self.vague = any("backend" not in one for one in gloos)
     _completeness(self, entries)
-    groups = _by_group(entries)
+    groups = group_by(entries, _group)
     if _counts_over_groups(dump, entries):
         self.torchcomms = self.vague = True
         if self.whole:
@@ -150,13 +151,9 @@ def note_empty_ones(dumps: Sequence[RankDump]) -> None:
                 one.problem = _NOT_COMPARED
 
 
-def _by_group(entries: Iterable[Entry]) -> dict[_Name, list[Entry]]:
-    groups: dict[_Name, list[Entry]] = {}
-    for entry in entries:
-        group = entry["process_group"]
-        name = (group[0], group[1] if len(group) > 1 else "")
-        groups.setdefault(name, []).append(entry)
-    return groups
+def _group(entry: Entry) -> _Name:
+    group = entry["process_group"]
+    return group[0], group[1] if len(group) > 1 else ""
 
 
 def _counts_over_groups(dump: Dump, entries: Sequence[Entry]) -> bool:

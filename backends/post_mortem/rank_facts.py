@@ -15,7 +15,7 @@ from typing import Any
 from ..groups.key import GroupKey
 from ..observe.evidence import Evidence, RankEvidence, SourceLine
 from ..observe.verdicts import Fault, Verdict
-from ..rank_sets import name_ranks
+from ..rank_sets import group_by, name_ranks, tell_ranks
 from .evidence_file import RawFile, UnreadableError
 from .tracebacks import Raised, evidence_of
 from .user_frames import MOST, Frame
@@ -240,32 +240,27 @@ def absences(
 
 def _where(ranks: Collection[RankEvidence]) -> list[str]:
     """Return where ranks are, those that are at one place together."""
-    places: dict[str, list[int]] = {}
-    for one in ranks:
-        if one.death is not None:
-            place = one.death.removeprefix(f"rank {one.rank} ")
-        elif one.exception is not None:
-            at = f" at {one.exception_line}" if one.exception_line else ""
-            place = f"ended with {one.exception}{at}"
-        elif one.has_left:
-            place = "has left the program"
-        elif one.location is not None:
-            place = f"has not come to it: it is at {one.location}"
-            place += f" in {one.called}" if one.called else ""
-        else:
-            place = "is missing"
-        places.setdefault(place, []).append(one.rank)
-    return [
-        f"{name_ranks(one)} {_plural(text) if len(one) > 1 else text}"
-        for text, one in places.items()
-    ]
+    told = []
+    for place, found in group_by(ranks, _place).items():
+        text = tell_ranks([one.rank for one in found], place)
+        if len(found) > 1:
+            text = text.replace(": it is at", ": they are at")
+        told.append(text)
+    return told
 
 
-def _plural(text: str) -> str:
-    for one, many in (("has ", "have "), ("is ", "are "), ("was ", "were ")):
-        if text.startswith(one):
-            text = many + text.removeprefix(one)
-    return text.replace(": it is at", ": they are at")
+def _place(one: RankEvidence) -> str:
+    if one.death is not None:
+        return one.death.removeprefix(f"rank {one.rank} ")
+    if one.exception is not None:
+        at = f" at {one.exception_line}" if one.exception_line else ""
+        return f"ended with {one.exception}{at}"
+    if one.has_left:
+        return "has left the program"
+    if one.location is not None:
+        called = f" in {one.called}" if one.called else ""
+        return f"has not come to it: it is at {one.location}{called}"
+    return "is missing"
 
 
 def _load(data: bytes) -> dict[str, Any]:

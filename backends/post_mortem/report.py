@@ -17,7 +17,7 @@ from ..observe.root_cause import find_root_causes
 from ..observe.root_cause.facts import exceptions
 from ..observe.verdicts import Verdict
 from ..printable import printable
-from ..rank_sets import name_ranks
+from ..rank_sets import name_ranks, tell_ranks
 from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
 from .files import find_files
@@ -137,7 +137,7 @@ class Report:
                 place = f"at {callers.named(one.location)}{called}"
                 at.setdefault(place, []).append(rank)
         return [
-            f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}"
+            tell_ranks(ranks, f"is {place}")
             for place, ranks in sorted(at.items(), key=lambda one: len(one[1]))
         ]
 
@@ -220,8 +220,7 @@ def _with_ends(verdicts: Sequence[Verdict], evidence: Evidence) -> list[Verdict]
             found.append(one.death)
     gone = [rank for rank, one in evidence.ranks.items() if one.has_left]
     if gone and "left the program" not in told:
-        verb = "has" if len(gone) == 1 else "have"
-        found.append(f"{name_ranks(gone)} {verb} left the program")
+        found.append(tell_ranks(gone, "has left the program"))
     first, *others = verdicts
     more = (*first.consequences, *found[:_MOST_ENDS])
     return [replace(first, consequences=more), *others]

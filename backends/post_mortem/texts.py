@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ..groups.key import GroupKey
 from ..observe.evidence import Evidence, Group, RankEvidence
 from ..observe.verdicts import Fault, Verdict
-from ..rank_sets import name_ranks
+from ..rank_sets import group_by, name_ranks, tell_ranks
 from .evidence_file import EvidenceFile, RawFile, Reader, UnreadableError
 from .log import KIND, Log, looks_like_log, read_log
 from .log_groups import LogGroups
@@ -25,7 +24,6 @@ __all__ = ["KINDS", "Texts"]
 
 #: Clauses on ranks that ended in different ways.
 _MOST = 8
-_PLURALS = {"was": "were ", "is": "are "}
 
 _ERRORS = ErrorFileReader()
 _FIRST: tuple[Reader, ...] = (RasReader(), _ERRORS, PySpyReader())
@@ -192,10 +190,7 @@ class Texts:
         told = _ends(ended)
         missing = sorted(awaited - ended.keys() - self._gave_up.keys())
         if missing:
-            verb = "has" if len(missing) == 1 else "have"
-            told.append(
-                f"{name_ranks(missing)} {verb} not joined the group of all ranks"
-            )
+            told.append(tell_ranks(missing, "has not joined the group of all ranks"))
         for (line, called), ranks in waits.items():
             who = name_ranks(ranks) if ranks else "others"
             told.append(f"{who} gave up waiting{_at(line)}{called and f' in {called}'}")
@@ -250,30 +245,28 @@ def _at(line: object) -> str:
 
 def _places(seen: Mapping[int, RankEvidence]) -> list[str]:
     """Return where ranks were by their stacks, which may be older than the end."""
-    alike: dict[str, list[int]] = {}
-    for rank, one in seen.items():
-        called = f" in {one.called}" if one.called else ""
-        alike.setdefault(f"{_at(one.location)}{called}", []).append(rank)
+
+    def place(rank: int) -> str:
+        one = seen[rank]
+        return f"{_at(one.location)}{f' in {one.called}' if one.called else ''}"
+
     return [
-        f"{name_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'}{where}, by "
+        f"{tell_ranks(ranks, f'was{where}')}, by "
         f"{'its stack' if len(ranks) == 1 else 'their stacks'}"
-        for where, ranks in list(alike.items())[:_MOST]
+        for where, ranks in list(group_by(seen, place).items())[:_MOST]
     ]
 
 
 def _ends(ended: Mapping[int, RankEvidence]) -> list[str]:
     """Return how ranks ended, those that are alike together: a job may have many."""
-    alike: dict[str, list[int]] = {}
-    for rank, one in ended.items():
-        how = f"ended with {one.exception}{_at(one.exception_line)}"
+
+    def how(rank: int) -> str:
+        one = ended[rank]
         if one.death is not None:
-            how = one.death.removeprefix(f"rank {rank} ")
-        alike.setdefault(how, []).append(rank)
-    told = []
-    for how, ranks in alike.items():
-        if len(ranks) > 1:
-            how = re.sub("^(was|is) ", lambda verb: _PLURALS[verb[1]], how)
-        told.append(f"{name_ranks(ranks)} {how}")
+            return one.death.removeprefix(f"rank {rank} ")
+        return f"ended with {one.exception}{_at(one.exception_line)}"
+
+    told = [tell_ranks(ranks, fact) for fact, ranks in group_by(ended, how).items()]
     if len(told) > _MOST:
         told[_MOST:] = [f"and {len(told) - _MOST} more ended otherwise"]
     return told

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..rank_sets import group_by
 from ..work.op_type import OpType
 from .calls import Call
 from .frames import waiting_frames
@@ -155,9 +156,7 @@ class Tracker:
     ) -> bool:
         self.entries_seen |= bool(entries)
         self.blind &= not self.entries_seen
-        named: dict[str, list[Any]] = {}
-        for group in groups.values():
-            named.setdefault(group.torch_name, []).append(group)
+        named = group_by(groups.values(), lambda group: group.torch_name)
         changed = False
         seen = set()
         for entry in entries:

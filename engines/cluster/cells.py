@@ -14,7 +14,7 @@ from typing import Any
 
 import ipyparallel
 
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import tell_ranks
 
 from ..errors import ClusterError, RankError
 from ..status import Summary
@@ -291,9 +291,8 @@ def _turn_refused(held: Mapping[int, requests.Holder]) -> str:
     """Return that other clients' cells run on the ranks `held`."""
     first = next(iter(held.values()))
     cell = "a cell" if first["cell"] is None else f"cell {first['cell']}"
-    verb = "runs" if len(held) == 1 else "run"
     return (
-        f"{name_ranks(sorted(held))} {verb} {cell} of {first['who']}, for "
+        f"{tell_ranks(held, 'runs')} {cell} of {first['who']}, for "
         f"{first['seconds']:.0f} s, so nothing was sent. Wait for its end or interrupt "
         "it there, then run this cell again"
     )

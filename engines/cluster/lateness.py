@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rankscope.backends.observe.lateness import LateFinding, Lateness
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import tell_ranks
 
 from ..errors import ClusterError
 from ..status import ClusterStatus
@@ -123,10 +123,7 @@ def _meanwhile(finding: LateFinding, profile: Profile) -> str:
         place = _place(windows, profile.ranks.get(rank))
         if place:
             there.setdefault(place, []).append(rank)
-    named = [
-        f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} at {place}"
-        for place, ranks in there.items()
-    ]
+    named = [tell_ranks(ranks, f"is at {place}") for place, ranks in there.items()]
     if len(named) == 1 and len(*there.values()) == len(finding.ranks):
         (place,) = there
         return f"{'it is' if len(finding.ranks) == 1 else 'they are'} at {place}"

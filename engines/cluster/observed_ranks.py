@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.lateness import Lateness, late_lines
 from rankscope.backends.observe.verdicts import Verdict
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import name_ranks, tell_ranks
 
 from ..errors import ClusterError, group_by_message
 from ..status import ClusterStatus, Groups, Summary, name_groups, no_hang
@@ -157,11 +157,8 @@ class ObservedRanks:
         if outside:
             keys = [group] if isinstance(group, (str, GroupKey)) else group
             names = name_groups(k if isinstance(k, str) else k.name for k in keys)
-            verb = "is" if len(outside) == 1 else "are"
-            raise ClusterError(
-                f"{name_ranks(outside)} {verb} not in {names}, "
-                f"which has {name_ranks(inside)}"
-            )
+            outsiders = tell_ranks(outside, f"is not in {names}")
+            raise ClusterError(f"{outsiders}, which has {name_ranks(inside)}")
         return chosen
 
     def _find_groups(self, group: Groups) -> list[GroupKey]:

@@ -12,7 +12,7 @@ from typing import Any
 from rankscope.backends import BackendConfig
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.interface.registry import registered_by_cells
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import name_ranks, tell_ranks
 
 from ..errors import ClusterError
 from ..status import Groups, GroupStatus, decode, find_groups
@@ -383,9 +383,8 @@ def _advise_on_cells(
         groups = [group["ranks"] for group in exported["groups"] if _uses(group, name)]
         users = [rank for rank in ranks if any(rank in members for members in groups)]
         if users:
-            verb = "has" if len(users) == 1 else "have"
             registry.advice.append(
-                f"{name_ranks(users)} {verb} no backend {name!r}, which a cell "
+                f"{tell_ranks(users, 'has')} no backend {name!r}, which a cell "
                 "registered on the other ranks: run that cell there, too "
                 f"(%%distributed -r {','.join(map(str, users))})"
             )

@@ -15,7 +15,7 @@ from functools import partial
 
 import rankscope
 from rankscope import backends, engines
-from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.backends.rank_sets import format_ranks, group_by, name_ranks
 from rankscope.engines import Output, RankError
 from rankscope.engines.errors import impersonal, plain
 
@@ -148,7 +148,7 @@ class CellError(_ReportedError, Exception):
             self._shown = True
             return super()._render_traceback_()
         # %tb: what was left out.
-        groups = _alike(self.errors.values())
+        groups = [*group_by(self.errors.values(), failure_key).values()]
         return [line for one in groups for line in report(one).splitlines()]
 
 
@@ -249,9 +249,7 @@ def report(errors: Sequence[RankError], label: bool = True) -> str:
         ranks = name_ranks(error.rank for error in errors)
         lines.append(f"{BOLD}{ranks}{PLAIN}")
     lines += _without_our_frames(first) or [f"{first.ename}: {first.evalue}"]
-    variants: dict[str, list[RankError]] = {}
-    for error in errors:
-        variants.setdefault(impersonal(error.rank, _gist(error)), []).append(error)
+    variants = group_by(errors, lambda error: impersonal(error.rank, _gist(error)))
     if len(variants) > 1:
         lines.append(f"{BOLD}The message on each rank{PLAIN}")
         for members in list(variants.values())[:VARIANTS]:
@@ -385,7 +383,7 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
     if not causes:
         causes, failures = failures, []
     parts = []
-    for members in _alike(causes):
+    for members in group_by(causes, failure_key).values():
         # Of a timeout the shortest message: the others add who was told by whom.
         first = min(members, key=lambda e: len(e.evalue) * (_gist(e) != e.evalue))
         said = impersonal(first.rank, first.evalue)
@@ -406,13 +404,6 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
     if echoes:
         parts.append(f"{name_ranks(echoes)}: op aborted")
     return "; ".join(parts)
-
-
-def _alike(errors: Iterable[RankError]) -> list[list[RankError]]:
-    groups: dict[Hashable, list[RankError]] = {}
-    for error in errors:
-        groups.setdefault(failure_key(error), []).append(error)
-    return list(groups.values())
 
 
 def _one_line(text: str) -> str:

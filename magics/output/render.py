@@ -16,7 +16,7 @@ from typing import Any
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 
-from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.backends.rank_sets import format_ranks, group_by, name_ranks
 from rankscope.engines.errors import plain
 from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.widgets.display_id import new_display_id
@@ -186,9 +186,7 @@ class Renderer:
 
     def partials(self, lines: dict[int, str]) -> None:
         """Show the unfinished line of each rank, in place of those shown before."""
-        groups: dict[str, list[int]] = {}
-        for rank, line in lines.items():
-            groups.setdefault(line, []).append(rank)
+        groups = group_by(lines, lines.__getitem__)
         shown = list(groups.items())[:PARTIALS]
         rows = [
             label_lines(line, ranks, self._width).rstrip("\n") for line, ranks in shown

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from rankscope.backends.rank_sets import describe_members, format_ranks, name_ranks
+from rankscope.backends.rank_sets import (
+    describe_members,
+    format_ranks,
+    group_by,
+    name_ranks,
+    tell_ranks,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +46,26 @@ def test_a_group_without_a_name_has_that_of_its_ranks(
     ranks: Sequence[int], name: str
 ) -> None:
     assert describe_members(ranks) == name
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fact", "told"),
+    [
+        ([2], "is dead", "rank 2 is dead"),
+        ({0, 1, 2, 3}, "is dead", "ranks 0–3 are dead"),
+        ([1, 3], "has left the program", "ranks 1, 3 have left the program"),
+        ([1, 3], "left cell 7", "ranks 1, 3 left cell 7"),
+        ([0, 1], "was", "ranks 0–1 were"),
+    ],
+)
+def test_a_fact_about_one_rank_is_told_of_several(
+    ranks: Iterable[int], fact: str, told: str
+) -> None:
+    assert tell_ranks(iter(ranks), fact) == told
+
+
+def test_ranks_are_grouped_in_the_order_in_which_their_facts_come() -> None:
+    assert [*group_by([3, 0, 1, 2], lambda rank: rank % 2).items()] == [
+        (1, [3, 1]),
+        (0, [0, 2]),
+    ]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rankscope.backends.rank_sets import group_by
+
 from .rows import Cells
 
 __all__ = [
@@ -87,14 +89,12 @@ def _single(rank: int, place: int = 0) -> Item:
 
 
 def _folds_of(rows: Mapping[int, Cells], kept: Iterable[int]) -> list[Item]:
-    alike: dict[tuple[int, tuple[Any, ...]], list[int]] = {}
-    for rank in kept:
-        alike.setdefault(_likeness(rows[rank]), []).append(rank)
+    folds = group_by(kept, lambda rank: _likeness(rows[rank]))
     return [
         Item(f"{place} {parts}", tuple(ranks), fold=True, place=place)
         if len(ranks) > 1
         else _single(ranks[0], place)
-        for (place, parts), ranks in alike.items()
+        for (place, parts), ranks in folds.items()
     ]
 
 

@@ -9,7 +9,12 @@ from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
-from rankscope.backends.rank_sets import brief_members, name_ranks
+from rankscope.backends.rank_sets import (
+    brief_members,
+    group_by,
+    name_ranks,
+    tell_ranks,
+)
 
 from ..absence_graph import picture_of
 from ..units import elapsed_text
@@ -233,12 +238,8 @@ def _silent(groups: Sequence[Group]) -> Banner | None:
     }
     if not silent:
         return None
-    verb = "has" if len(silent) == 1 else "have"
-    return Banner(
-        "warning",
-        "No answer",
-        _sentence(f"{name_ranks(silent)} {verb} sent no status lately"),
-    )
+    told = tell_ranks(silent, "has sent no status lately")
+    return Banner("warning", "No answer", _sentence(told))
 
 
 def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
@@ -267,15 +268,16 @@ def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:
         return Banner("working", "Connecting", _sentence(told))
     if now - since < NOTABLE:
         return None
-    clauses = [f"{_are(inside)} in {op}"]
-    outside: dict[str, list[int]] = {}
-    for rank in sorted(group.base.keys() - set(inside)):
+    clauses = [tell_ranks(inside, f"is in {op}")]
+
+    def doing(rank: int) -> str:
         row = group.base[rank]
-        in_op = f"in {row.get('op', '')} {row.get('seq', '')}".rstrip()
-        doing = in_op if row["mood"] == "working" else str(row["state"])
-        outside.setdefault(doing, []).append(rank)
-    clauses += [f"{_are(ranks)} {doing}" for doing, ranks in outside.items()][:3]
-    sentence = ", ".join(clauses) + named
+        in_op = f"is in {row.get('op', '')} {row.get('seq', '')}".rstrip()
+        return in_op if row["mood"] == "working" else f"is {row['state']}"
+
+    outside = group_by(sorted(group.base.keys() - set(inside)), doing)
+    clauses += [tell_ranks(ranks, fact) for fact, ranks in outside.items()]
+    sentence = ", ".join(clauses[:4]) + named
     limit = example.get("limit")
     hint = f" It fails after {elapsed_text(float(limit))}." if limit else ""
     return Banner("working", "In flight", _sentence(sentence) + hint)
@@ -292,8 +294,7 @@ def _busy(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner:
     named = [cell for cell in busy if cell]
     ranks = set().union(*busy.values())
     cell = f"cell {named[0]}" if len(named) == 1 else head.get("script") or "a cell"
-    verb = "runs" if len(ranks) == 1 else "run"
-    return Banner("busy", "Running", _sentence(f"{name_ranks(ranks)} {verb} {cell}"))
+    return Banner("busy", "Running", _sentence(tell_ranks(ranks, f"runs {cell}")))
 
 
 def _named(key: GroupKey, groups: Sequence[Group]) -> str:
@@ -302,10 +303,6 @@ def _named(key: GroupKey, groups: Sequence[Group]) -> str:
     if sum(group.key.name == key.name for group in groups) > 1:
         name += f" ({brief_members(key.ranks)})"
     return repr(name)
-
-
-def _are(ranks: Sequence[int]) -> str:
-    return f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _sentence(words: str) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rankscope import __version__
@@ -15,7 +15,7 @@ from rankscope.backends.observe.evidence import Evidence
 from rankscope.backends.observe.lateness import findings_of, late_lines
 from rankscope.backends.post_mortem.evidence_file import EvidenceFile
 from rankscope.backends.post_mortem.report import Report
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import group_by, name_ranks
 
 from ..absence_graph import in_fold, picture_of
 from ..lateness_text import COLUMNS, late_rows
@@ -342,7 +342,7 @@ _FILE_COLUMNS = ("File", "What it is", "Ranks", "Problem")
 
 def _files(files: Sequence[EvidenceFile]) -> str:
     if len(files) > _ROWS:
-        groups = _by(files, lambda one: (one.kind, one.problem))
+        groups = [*group_by(files, lambda one: (one.kind, one.problem)).values()]
     else:
         groups = [[one] for one in files]
     # What has a problem is what a reader looks for.
@@ -376,12 +376,3 @@ def _files(files: Sequence[EvidenceFile]) -> str:
     return _section(
         "Files", _folded(titles, lines, "files") if rows else "", text(folder)
     )
-
-
-def _by(
-    files: Iterable[EvidenceFile], key: Callable[[EvidenceFile], tuple[str, str]]
-) -> list[list[EvidenceFile]]:
-    found: dict[tuple[str, str], list[EvidenceFile]] = {}
-    for one in files:
-        found.setdefault(key(one), []).append(one)
-    return list(found.values())

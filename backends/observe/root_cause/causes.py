@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from ...rank_sets import group_by
 from ..verdicts import Fault
 from .absences import awaited_ranks
 from .cycles import stuck_in_turn
@@ -137,7 +138,5 @@ def _most_lag(wait: Wait, behind: Collection[int]) -> bool:
 
 def _alike(waits: Mapping[int, Wait]) -> list[tuple[list[int], tuple[Wait, ...]]]:
     """Return ranks whose op has one name, in groups of one name, together."""
-    sets: dict[tuple[str, str], list[int]] = {}
-    for rank, wait in sorted(waits.items()):
-        sets.setdefault((wait.group.name, wait.name), []).append(rank)
+    sets = group_by(sorted(waits), lambda one: (waits[one].group.name, waits[one].name))
     return [(ranks, tuple(waits[rank] for rank in ranks)) for ranks in sets.values()]

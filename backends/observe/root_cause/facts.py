@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ...rank_sets import name_ranks
+from ...rank_sets import group_by, in_plural, name_ranks, tell_ranks
 from ..evidence import Evidence, Group, IssuedOp, RankEvidence
 from .names import Names
 from .picture import Picture
@@ -25,22 +25,17 @@ def whereabouts(
 
     ``it is at data.py:77``; ``rank 1 is at data.py:77; rank 2 left cell 7 at its end``.
     """
-    alike: dict[str, list[int]] = {}
-    for rank in sorted(culprits):
-        alike.setdefault(_fact(picture.rank(rank), names), []).append(rank)
-    known = {fact: ranks for fact, ranks in alike.items() if fact}
-    for rank in alike.get("", ())[:MOST]:
+    facts = group_by(sorted(culprits), lambda rank: _fact(picture.rank(rank), names))
+    known = {fact: ranks for fact, ranks in facts.items() if fact}
+    for rank in facts.get("", ())[:MOST]:
         history = _history(rank, picture, names, wait)
         if history:
             known[history] = [rank]
-    if len(known) == 1 and len(alike) == 1:
+    if len(known) == 1 and len(facts) == 1:
         ((fact, ranks),) = known.items()
         if len(ranks) == len(set(culprits)):
-            return _clause("they" if len(ranks) > 1 else "it", fact, len(ranks) > 1)
-    clauses = [
-        _clause(name_ranks(ranks), fact, len(ranks) > 1)
-        for fact, ranks in known.items()
-    ]
+            return f"they {in_plural(fact)}" if len(ranks) > 1 else f"it {fact}"
+    clauses = [tell_ranks(ranks, fact) for fact, ranks in known.items()]
     return "; ".join(clauses[:MOST])
 
 
@@ -48,18 +43,17 @@ def places(
     culprits: Collection[int], picture: Picture, names: Names, wait: Wait
 ) -> dict[str, list[int]]:
     """Return in a few words where ranks are → those that are there."""
-    found: dict[str, list[int]] = {}
-    for rank in sorted(culprits):
+
+    def place(rank: int) -> str:
         one = picture.rank(rank)
         if one.death is not None:
-            where = "dead"
-        elif one.silence is not None:
-            where = "no answer"
-        else:
-            fact = _fact(one, names) or _history(rank, picture, names, wait)
-            where = fact.removeprefix("is ")
-        found.setdefault(where, []).append(rank)
-    return found
+            return "dead"
+        if one.silence is not None:
+            return "no answer"
+        fact = _fact(one, names) or _history(rank, picture, names, wait)
+        return fact.removeprefix("is ")
+
+    return group_by(sorted(culprits), place)
 
 
 def deaths(culprits: Collection[int], evidence: Evidence) -> str:
@@ -81,29 +75,17 @@ def exceptions(culprits: Collection[int], evidence: Evidence, told: str) -> list
 
 def silences(culprits: Collection[int], evidence: Evidence) -> str:
     """Return for how long ranks have not answered, and why."""
-    # Ranks whose processes are not known share a clause.
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank in sorted(culprits):
+
+    def silence(rank: int) -> tuple[str, str]:
         one = evidence.rank(rank)
-        alike.setdefault((str(one.silence), one.process or ""), []).append(rank)
+        return str(one.silence), one.process or ""
+
+    # Ranks whose processes are not known share a clause.
     return "; ".join(
         f"{name_ranks(ranks)}{f' ({process})' if process else ''} "
-        f"{_plural(silence) if len(ranks) > 1 else silence}"
-        for (silence, process), ranks in alike.items()
+        f"{in_plural(how) if len(ranks) > 1 else how}"
+        for (how, process), ranks in group_by(sorted(culprits), silence).items()
     )
-
-
-def _clause(subject: str, fact: str, several: bool) -> str:
-    return f"{subject} {_plural(fact) if several else fact}"
-
-
-#: The first words of a fact about one rank, and about several.
-_VERBS = {"is": "are", "has": "have", "handles": "handle", "runs": "run"}
-
-
-def _plural(fact: str) -> str:
-    verb, _, rest = fact.partition(" ")
-    return f"{_VERBS.get(verb, verb)} {rest}"
 
 
 def _fact(one: RankEvidence, names: Names) -> str:

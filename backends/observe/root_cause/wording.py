@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from ...groups.key import GroupKey
-from ...rank_sets import name_ranks
+from ...rank_sets import group_by, name_ranks
 from ..evidence import Group, IssuedOp
 from ..verdicts import Absence, Fault, Verdict, WaitFor, Waiting
 from .differences import Difference
@@ -144,9 +144,7 @@ def _mismatch(cause: Cause, picture: Picture, names: Names) -> str:
     if difference.splits:
         disagree = tell(difference.splits, difference.op.op)
         return f"{disagree}, in {names.op(difference.op, difference.group)}"
-    sides: dict[object, list[int]] = {}
-    for rank, value in difference.values.items():
-        sides.setdefault(value, []).append(rank)
+    sides = group_by(difference.values, difference.values.__getitem__)
     text = before = ""
     group: Group | None = difference.group
     for value, ranks in sorted(
@@ -334,10 +332,9 @@ def _lines(waits: Iterable[Wait], names: Names) -> list[str]:
 
     The groups of one name that wait in one op share a line.
     """
-    places: dict[tuple[str, str, int, str], list[Wait]] = {}
-    for wait in waits:
-        key = wait.group.name, wait.name, wait.seq, direction(wait.op)
-        places.setdefault(key, []).append(wait)
+    places = group_by(
+        waits, lambda one: (one.group.name, one.name, one.seq, direction(one.op))
+    )
     ordered = sorted(places.items(), key=lambda one: (-len(one[1]), one[0]))
     lines = []
     for (*_, whom), found in ordered:
