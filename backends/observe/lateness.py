@@ -28,7 +28,7 @@ from .joint_ops import (
     number_of,
     why_unknown,
 )
-from .late_patterns import Pattern, Shape, hosts_of, shape_of
+from .late_patterns import NOTABLE, Pattern, Shape, hosts_of, shape_of
 from .records import Record
 from .speeds import Speed, Speeds
 from .torch_format import ITEMSIZES
@@ -423,6 +423,9 @@ def _finding(
         fmean(wait for rank, wait in one.waits.items() if rank not in those)
         for one, those in shape.hits
     ]
+    if median(waits) < NOTABLE:
+        # Who is late keeps nobody: a few ops have all the waiting.
+        return None
     lines = Counter(one.op[min(those)].line for one, those in shape.hits)
     return LateFinding(
         pattern,

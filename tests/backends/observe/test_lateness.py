@@ -328,6 +328,10 @@ class TestNotBlamed:
 
         assert not _found(Run(heavy=0.1).steps(61, late, waited=after))
         assert not _found(Run(heavy=0.1).steps(61, late, waited=lambda rank: None))
+        for seed in (14, 39, 48, *range(10)):
+            # The scheduler makes them wait now and then.
+            run = Run(8, seed).steps(61, late, waited=after)
+            assert not _found(run), seed
         # Rank 2 works for longer in all.
         assert _found(Run(heavy=0.1).steps(61, late, waited=lambda rank: 15.0))
 
