@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -27,6 +28,20 @@ OUTPUT_LINES = 20
 CLOSE_TIMEOUT = 4.0
 
 _of_this_process: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+#: Children that run on, until they are found to have ended.
+_released: list[int] = []
+
+
+def _reap_released() -> None:
+    for pid in [*_released]:
+        ended = True
+        # In a forked child they are the parent's.
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        if ended:
+            _released.remove(pid)
 
 
 def of_this_process(pipe: IO[bytes]) -> IO[bytes]:
@@ -78,6 +93,7 @@ class LeashedProcess:
         kept: bool = False,
     ) -> None:
         keeper = [sys.executable, "-I", "-S", keeper_main.__file__] if kept else []
+        _reap_released()
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - see `close`
@@ -197,6 +213,7 @@ class LeashedProcess:
         self._log.close()
         # It runs on, of which Popen would warn.
         self._popen.returncode = 0
+        _released.append(self._popen.pid)
 
     def end_input(self) -> None:
         """End the stdin of the process, which ends it."""
