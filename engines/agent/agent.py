@@ -50,12 +50,12 @@ from ..wire.rank_service import RankService, answer
 from ..wire.summaries import SummaryWriter
 from . import availability
 from .cells import Cells
-from .children import give_children_their_signals
 from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
 from .hang_reports import HangReports
 from .nccl_report import NcclReports
 from .no_input import end_cell_at_exit, explain_input
 from .printing import name_cells_in_warnings, print_progress_as_text
+from .process import end_by_sigterm, give_children_their_signals
 from .publisher import StatusPublisher
 from .rank_store import RankStore
 
@@ -148,7 +148,7 @@ class Agent:
         )
         kernel.control_handlers[message_types.REQUEST] = self._serve
         private.serve_signals(kernel)
-        private.end_by_sigterm(kernel)
+        end_by_sigterm(kernel.parent)
         self._adapt_shell()
         recorder.set_source_namer(source.describe)
         locate_with(self.cells.place)

@@ -32,9 +32,9 @@ from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
 from ..wire.error_details import pack_details
-from .children import end_child
 from .post_mortem import PostMortem
 from .printing import CellSource, PrintMarks
+from .process import end_child
 from .publisher import StatusPublisher
 from .reservations import Reservations
 

@@ -9,17 +9,14 @@ private names that both need are used in this file only. They are listed in
 from __future__ import annotations
 
 import ast
-import atexit
 import dis
 import inspect
 import logging
 import os
 import pkgutil
-import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from types import FrameType
 from typing import Any
 
 import ipyparallel
@@ -38,7 +35,6 @@ __all__ = [
     "connect",
     "controller_address",
     "discard_request",
-    "end_by_sigterm",
     "engine_uuids",
     "evaluate",
     "evaluated",
@@ -396,25 +392,6 @@ def serve_signals(kernel: Any) -> None:
 
     if not kernel.parent.enable_nanny:
         kernel.control_handlers["signal_request"] = serve
-
-
-def end_by_sigterm(kernel: Any) -> None:
-    """Have SIGTERM end an engine as a signal does, once its cell has ended.
-
-    ipyparallel stops the event loop: the process ends with a traceback and exit code 1.
-    """
-    app = kernel.parent
-
-    def end() -> None:
-        app.restore_output()
-        atexit._run_exitfuncs()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        app.loop.add_callback_from_signal(end)
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 def request_metadata(kernel: Any) -> Message:

@@ -1,15 +1,35 @@
-"""Forked children of a rank: `multiprocessing` and ``os.fork`` in a cell."""
+"""The process of an engine: its end by SIGTERM, and the children that it forks."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
 import traceback
+from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["end_child", "give_children_their_signals"]
+__all__ = ["end_by_sigterm", "end_child", "give_children_their_signals"]
+
+
+def end_by_sigterm(app: Any) -> None:
+    """Have SIGTERM end the engine of `app` as a signal does, once its cell has ended.
+
+    ipyparallel stops the event loop: the process ends with a traceback and exit code 1.
+    """
+
+    def end() -> None:
+        app.restore_output()
+        atexit._run_exitfuncs()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        app.loop.add_callback_from_signal(end)
+
+    signal.signal(signal.SIGTERM, handle)
 
 
 def give_children_their_signals() -> None:
