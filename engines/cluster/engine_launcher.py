@@ -76,10 +76,13 @@ class ForkedEngineLauncher(LocalEngineLauncher):  # type: ignore[misc]
 
     def signal(self, sig: int) -> None:
         """Send a signal by the fork server, which is the engine's parent."""
-        self._server.send({"signal": [self.pid, int(sig)]})
+        if self.pid > 0:
+            self._server.send({"signal": [self.pid, int(sig)]})
 
     async def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of the engine."""
+        """Wait for the end of the engine, if one was forked."""
+        if self.pid <= 0:
+            return
         try:
             await asyncio.wait_for(self._ended.wait(), timeout)
         except asyncio.TimeoutError as error:
@@ -151,8 +154,7 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
             )
         except BaseException:
             for launcher in self.launchers.values():
-                if launcher.pid > 0:
-                    launcher.signal(signal.SIGKILL)
+                launcher.signal(signal.SIGKILL)
             raise
         self.notify_start([one.pid for each in engines.values() for one in each])
 

@@ -166,7 +166,9 @@ class TestForkedEngines:
             cluster.execute("rank").result(WAIT)
 
     @pytest.mark.processes
-    def test_a_server_that_cannot_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_that_cannot_start(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr(
             "rankscope.engines.cluster.fork_servers.MODULE", "rankscope.nowhere"
         )
@@ -174,6 +176,8 @@ class TestForkedEngines:
             Cluster.start(1)
         assert "its fork server ended with 1\n" in str(raised.value)
         assert "No module named rankscope.nowhere" in str(raised.value)
+        # No engine is waited for that was never forked.
+        assert "could not all be ended" not in caplog.text
 
 
 @pytest.mark.processes

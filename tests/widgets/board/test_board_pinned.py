@@ -32,6 +32,18 @@ def _pin(scene: Scene, pinned: bool) -> None:
     scene.page.play()
 
 
+def _confirm(bar: Locator) -> None:
+    yes = bar.get_by_role("button", name="yes")
+
+    def confirmed() -> bool:
+        # The second click of a double click does not count.
+        if yes.is_visible():
+            yes.click()
+        return not yes.is_visible()
+
+    until(confirmed)
+
+
 def _bar(scene: Scene) -> Locator:
     return scene.page.page.locator(".rankscope-bar")
 
@@ -60,15 +72,7 @@ def test_abort_asks_and_aborts(scene: Scene) -> None:
     bar = _bar(scene)
     bar.get_by_role("button", name="Abort").click()
     assert "Abort group 'default' on 4 ranks?" in _text(scene)
-    yes = bar.get_by_role("button", name="yes")
-
-    def confirmed() -> bool:
-        # The second click of a double click does not count.
-        if yes.is_visible():
-            yes.click()
-        return not yes.is_visible()
-
-    until(confirmed)
+    _confirm(bar)
     (request,) = scene.page.sent()
     assert (request["do"], request["groups"]) == ("abort", ["g0"])
     scene.page.play(
@@ -93,7 +97,7 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     bar.get_by_role("button", name="Abort").click()
     assert "Abort group 'default' on 4 ranks?" in bar.locator(".line").inner_text()
     scene.page.shot("board-hang-in-cell")
-    bar.get_by_role("button", name="yes").click()
+    _confirm(bar)
     until(lambda: any(one.get("do") == "abort" for one in scene.page.sent()))
     page.evaluate("() => document.getElementById('out').replaceChildren()")
     until(lambda: page.locator(".rankscope-hang").count() == 0)
