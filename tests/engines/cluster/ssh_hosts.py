@@ -159,8 +159,10 @@ class Sshd:
         two_hosts.run(
             *hosts.there, "mount", "-t", "tmpfs", "-omode=755", "t", "/run/sshd"
         )
+        # Where a login without rights can read it, too.
+        two_hosts.run(*hosts.there, "cp", str(folder / "login.pub"), "/run/sshd")
         (folder / "sshd_config").write_text(
-            f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/login.pub\n"
+            f"HostKey {folder}/host\nAuthorizedKeysFile /run/sshd/login.pub\n"
             "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n"
             "PermitRootLogin prohibit-password\nMaxStartups 100\n"
             # For mpiexec, which runs this Python there.
