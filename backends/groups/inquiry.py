@@ -44,8 +44,10 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that the other ranks get to answer.
 ANSWER_WAIT = 0.9
-#: Seconds after which an error goes without an explanation: the store may not answer.
-LONGEST = 3.0
+#: Seconds after which an error goes without an explanation where the store does not
+#: answer, and where it has: what the ranks said is compared and sent.
+LONGEST = 1.0
+LONGEST_HEARD = 3.0
 #: Characters of an exception's text.
 LONGEST_TEXT = 200
 #: Stands in the text of an error before the traceback of a worker.
@@ -154,6 +156,8 @@ class Inquiry:
     def __init__(self, spec: GroupSpec, generation: int, store: Store) -> None:
         self._spec, self._generation, self._store = spec, generation, store
         self._begun: float | None = None
+        # Whether the store has answered.
+        self._heard = False
         self._done = threading.Event()
         self._discarded = False
         #: What was found; ``None`` before, and where nothing was.
@@ -171,7 +175,8 @@ class Inquiry:
         if self._begun is None:
             self._begun = time.monotonic()
             self._start(self._find)
-        return self._done.is_set() or time.monotonic() - self._begun > LONGEST
+        longest = LONGEST_HEARD if self._heard else LONGEST
+        return self._done.is_set() or time.monotonic() - self._begun > longest
 
     def discard(self) -> None:
         """Forget what was found; nothing is found after that."""
@@ -194,8 +199,10 @@ class Inquiry:
     def _ask_ranks(self) -> Explanation | None:
         deadline = time.monotonic() + ANSWER_WAIT
         me = str(self._spec.rank).encode()
-        if self._store.compare_set("inquiry", b"", me) != me:
-            found = json.loads(self._store.get("inquiry/found", timeout=LONGEST))
+        first = self._store.compare_set("inquiry", b"", me)
+        self._heard = True
+        if first != me:
+            found = json.loads(self._store.get("inquiry/found", timeout=LONGEST_HEARD))
             return None if found is None else Explanation(**found)
         answers = {
             rank: self._answer_of(rank, deadline) for rank in range(self._spec.size)
