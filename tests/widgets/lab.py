@@ -52,7 +52,9 @@ class Notebook:
         self.errors: list[str] = []
         cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
         self._places = {cell["id"]: place for place, cell in enumerate(cells)}
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on(
+            "pageerror", lambda error: self.errors.append(error.stack or str(error))
+        )
 
     def cell(self, name: str) -> Locator:
         """The cell with an id."""
