@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.backends.conformance.waiting import until
 from tests.widgets.bare_page import ARTIFACTS
+from tests.widgets.clicks import click_yes
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -78,18 +79,7 @@ class Person:
         self.button(name).click()
         yes = self.button("yes")
         yes.wait_for()
-        clicked = 0.0
-
-        def answered() -> bool:
-            # The second click of a double click is no answer, and is ignored.
-            nonlocal clicked
-            clicked = time.monotonic()
-            if yes.is_visible():
-                yes.click()
-            return not yes.is_visible()
-
-        until(answered, 60)
-        return clicked
+        return click_yes(yes, 60)
 
     def abort(self, cell: str) -> str:
         """Abort; wait for the cell's end; return its output, in one line."""

@@ -21,6 +21,22 @@ import backend_training as training
 from torch.distributed.device_mesh import init_device_mesh
 dist.init_process_group("rankscope")
 rank, fresh = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+
+def train(model, optimizer, do_step, end, victims):
+    # Do the steps before `end`; kill rank `victims[step]` at a step, once.
+    step, joined = 0, False
+    while step < end:
+        try:
+            if not joined:
+                step, joined = rankscope.torch.rejoin(model, optimizer), True
+            if victims.get(step) == rank and not fresh:
+                os.kill(os.getpid(), 9)
+            do_step(step)
+            step += 1
+        except rankscope.DistAbortedError as error:
+            print(f"step {step}: {error.reason}", error.culprits)
+            rankscope.torch.rebuild(120)
+            joined = False
 """
 
 
@@ -49,6 +65,16 @@ def run_script(
     return done.returncode, done.stdout, done.stderr
 
 
+def assert_told(out: str, step: int, victim: int, ranks: int) -> None:
+    """Assert that all others were told of the end of `victim`, as its cause."""
+    for rank in {*range(ranks)} - {victim}:
+        assert re.search(
+            rf"\[rank {rank}\] step {step}: rank {victim} \(process \d+ on .*\) is "
+            rf"gone: killed by SIGKILL \({victim},\)",
+            out,
+        ), out
+
+
 def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
     """Rank 1 dies before DDP has its final buckets, and then rank 0, the first.
 
@@ -64,25 +90,15 @@ def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
     both = torch.nn.ModuleList([model, with_graph])
     optimizer = training.adam(both)
     objects = id(model), id(model.process_group), id(pair)
-    victims = {1: 1, 5: 0}
-    step, joined = 0, False
-    while step < 9:
-        try:
-            if not joined:
-                step, joined = rankscope.torch.rejoin(both, optimizer), True
-            if victims.get(step) == rank and not fresh:
-                os.kill(os.getpid(), 9)
-            optimizer.zero_grad()
-            x = training.own(step)
-            (model(x).pow(2).mean() + with_graph(x).pow(2).mean()).backward()
-            optimizer.step()
-            step += 1
-            if late is None and not fresh:
-                late = dist.new_group([0, 1, 2], group_desc="late")
-        except rankscope.DistAbortedError as error:
-            print(f"step {step}: {error.reason}", error.culprits)
-            rankscope.torch.rebuild(120)
-            joined = False
+    def do_step(step):
+        global late
+        optimizer.zero_grad()
+        x = training.own(step)
+        (model(x).pow(2).mean() + with_graph(x).pow(2).mean()).backward()
+        optimizer.step()
+        if late is None and not fresh:
+            late = dist.new_group([0, 1, 2], group_desc="late")
+    train(both, optimizer, do_step, 9, {1: 1, 5: 0})
     assert objects == (id(model), id(model.process_group), id(pair))
     x = torch.ones(1)
     if rank < 2:
@@ -108,13 +124,8 @@ def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
     status, out, err = run(tmp_path, code, "-n", "3", "--max-restarts", "1")
     assert status == 0, err
     assert out.count("trained") == 3
-    for step, victim, others in (1, 1, (0, 2)), (5, 0, (1, 2)):
-        for rank in others:
-            assert re.search(
-                rf"\[rank {rank}\] step {step}: rank {victim} \(process \d+ on .*\) is "
-                rf"gone: killed by SIGKILL \({victim},\)",
-                out,
-            ), out
+    for step, victim in (1, 1), (5, 0):
+        assert_told(out, step, victim, 3)
     assert err.count("killed by SIGKILL after") == 2
     refused = (
         "[rank 2] refused: all_reduce in group 'late' on rank 2: ranks 0–1 were "
@@ -151,20 +162,7 @@ def test_replicas_of_shards_give_fresh_ranks_theirs(tmp_path: Path) -> None:
         (group,) = optimizer.param_groups
         return [training.full(one.detach()) for one in group["params"]]
     both, optimizer = make()
-    victims = {1: 3, 5: 0}
-    step, joined = 0, False
-    while step < 8:
-        try:
-            if not joined:
-                step, joined = rankscope.torch.rejoin(both, optimizer), True
-            if victims.get(step) == rank and not fresh:
-                os.kill(os.getpid(), 9)
-            do_step(both, optimizer, step)
-            step += 1
-        except rankscope.DistAbortedError as error:
-            print(f"step {step}: {error.reason}", error.culprits)
-            rankscope.torch.rebuild(120)
-            joined = False
+    train(both, optimizer, lambda step: do_step(both, optimizer, step), 8, {1: 3, 5: 0})
     unbroken, its_optimizer = make()
     for step in range(8):
         do_step(unbroken, its_optimizer, step)
@@ -178,12 +176,7 @@ def test_replicas_of_shards_give_fresh_ranks_theirs(tmp_path: Path) -> None:
     assert out.count("trained") == 4
     # The cause is the dead rank, also where a rank waits for another one alone.
     for step, victim in (1, 3), (5, 0):
-        for rank in {*range(4)} - {victim}:
-            assert re.search(
-                rf"\[rank {rank}\] step {step}: rank {victim} \(process \d+ on .*\) is "
-                rf"gone: killed by SIGKILL \({victim},\)",
-                out,
-            ), out
+        assert_told(out, step, victim, 4)
 
 
 def test_a_checkpoint_is_loaded_where_a_shard_is_lost(tmp_path: Path) -> None:

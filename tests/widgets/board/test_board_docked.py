@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from tests.widgets.clicks import click_yes
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
@@ -124,15 +125,7 @@ def test_after_a_reload_it_is_there_while_the_cell_hangs(notebook: Notebook) -> 
     assert docked.count() == 1
     notebook.shot("board-docked-reloaded")
     docked.get_by_role("button", name="Abort").click()
-    yes = docked.get_by_role("button", name="yes")
-
-    def confirmed() -> bool:
-        # The second click of a double click does not count.
-        if yes.is_visible():
-            yes.click()
-        return not yes.is_visible()
-
-    until(confirmed, 60)
+    click_yes(docked.get_by_role("button", name="yes"), 60)
     until(lambda: "Aborted" in docked.locator(".banner").inner_text(), 60)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from tests.widgets import simulated
+from tests.widgets.clicks import click_yes
 from tests.widgets.scene import Scene
 
 if TYPE_CHECKING:
@@ -30,18 +31,6 @@ def scene(browser: Browser) -> Iterator[Scene]:
 def _pin(scene: Scene, pinned: bool) -> None:
     scene.page.page.evaluate("pinned => window.pin(pinned)", pinned)
     scene.page.play()
-
-
-def _confirm(bar: Locator) -> None:
-    yes = bar.get_by_role("button", name="yes")
-
-    def confirmed() -> bool:
-        # The second click of a double click does not count.
-        if yes.is_visible():
-            yes.click()
-        return not yes.is_visible()
-
-    until(confirmed)
 
 
 def _bar(scene: Scene) -> Locator:
@@ -72,7 +61,7 @@ def test_abort_asks_and_aborts(scene: Scene) -> None:
     bar = _bar(scene)
     bar.get_by_role("button", name="Abort").click()
     assert "Abort group 'default' on 4 ranks?" in _text(scene)
-    _confirm(bar)
+    click_yes(bar.get_by_role("button", name="yes"))
     (request,) = scene.page.sent()
     assert (request["do"], request["groups"]) == ("abort", ["g0"])
     scene.page.play(
@@ -97,7 +86,7 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     bar.get_by_role("button", name="Abort").click()
     assert "Abort group 'default' on 4 ranks?" in bar.locator(".line").inner_text()
     scene.page.shot("board-hang-in-cell")
-    _confirm(bar)
+    click_yes(bar.get_by_role("button", name="yes"))
     until(lambda: any(one.get("do") == "abort" for one in scene.page.sent()))
     page.evaluate("() => document.getElementById('out').replaceChildren()")
     until(lambda: page.locator(".rankscope-hang").count() == 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from rankscope.widgets.board.feed import BoardFeed
 from rankscope.widgets.board.model import BoardModel
 from tests.widgets import simulated, statuses
 from tests.widgets.bare_page import DARK, LIGHT
+from tests.widgets.clicks import click_yes
 from tests.widgets.scene import Scene
 
 if TYPE_CHECKING:
@@ -171,10 +171,7 @@ def test_an_abort_that_the_script_allows_asks_and_is_sent(scene: Scene) -> None:
     scene.page.sent()
     abort.click()
     assert scene.texts("what") == ["Abort group 'default' on 4 ranks?"]
-    deadline = time.monotonic() + 30
-    # The second click of a double click does not count.
-    while scene.button("yes").is_visible() and time.monotonic() < deadline:
-        scene.button("yes").click()
+    click_yes(scene.button("yes"))
     assert [one["do"] for one in scene.page.sent()] == ["abort"]
 
 
