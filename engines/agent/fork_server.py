@@ -11,12 +11,13 @@ To the server ``{"listen": address}``
     answer is ``{"at": [address, port]}``.
 To the server ``{"connect": [[address, port], ...]}``
     Whether the engines can connect there: ``{"refused": [why, ...]}``, empty if so.
-To the server ``{"fork": [...], "environment": {...}, "stay": false}``
+To the server ``{"fork": [...], "environment": {...}, "stay": null}``
     The engines to start, each with its ``arguments``, the ``command`` of a program of
     its own (null: a fork of the server), the file of its ``output`` (null: one without
     a name) and its ``job_rank`` (null: none); and variables that are to be added to
-    their environment. A server that is to ``stay`` may get more of these, and ends at
-    the end of stdin only.
+    their environment. A server that is to ``stay`` may get more of these: it ends once
+    it has had no engine and no message for that many seconds, as where its owner's host
+    was lost, whose end of stdin never comes.
 From the server ``{"pids": [...]}``
     The engines' pids, in the order of the request; ``{"failed": why}`` where this host
     has no room for another process. Engines that it has forked before run on.
@@ -192,7 +193,10 @@ class _Server:
         self._living: set[int] = set()
         self._outputs: dict[int, int] = {}
         self._received = b""
-        self._forked = self._stays = self._owner_ended = False
+        self._forked = self._owner_ended = False
+        # Seconds that it stays without an engine or a message, and since when it does.
+        self._stays: float | None = None
+        self._alone_since = 0.0
         # Whether there are engines, or orphans of engines.
         self._has_children = False
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -220,10 +224,7 @@ class _Server:
         poll.register(self._in, select.POLLIN)
         poll.register(self._wakeup, select.POLLIN)
         while True:
-            wait = None
-            if self._next is not None:
-                wait = max(0.0, self._next[0] - time.monotonic()) * 1000
-            ready = dict(poll.poll(wait))
+            ready = dict(poll.poll(self._patience()))
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
             self._reap()
@@ -233,15 +234,45 @@ class _Server:
                 poll.unregister(self._in)
             if self._next is not None and time.monotonic() >= self._next[0]:
                 self._signal_all(self._next[1])
+            self._give_up_owner()
             if self._is_done():
                 # Without the clean-up of what was imported for the engines.
                 os._exit(0)
+
+    def _patience(self) -> float | None:
+        """Return for how many milliseconds nothing is to be done but what comes."""
+        until = [] if self._next is None else [self._next[0]]
+        if (alone_until := self._alone_until) is not None:
+            until.append(alone_until)
+        return max(0.0, min(until) - time.monotonic()) * 1000 if until else None
+
+    @property
+    def _alone_until(self) -> float | None:
+        """When an owner that sends nothing is given up; ``None``: it is not."""
+        if self._stays is None or self._living or self._owner_ended:
+            return None
+        return self._alone_since + self._stays
+
+    def _give_up_owner(self) -> None:
+        """End, as at the end of stdin, where no engine and no owner is left."""
+        alone_until = self._alone_until
+        if alone_until is None or time.monotonic() < alone_until:
+            return
+        self._owner_ended = True
+        # What leads to the owner may have ended.
+        with contextlib.suppress(OSError):
+            print(
+                f"rankscope: this fork server ends: for {self._stays:g} s it has had "
+                "no rank, and heard nothing of its notebook",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _is_done(self) -> bool:
         if self._owner_ended and self._has_children and not self._living:
             for orphan in psutil.Process().children():
                 orphan.kill()
-        ended = self._owner_ended or (self._forked and not self._stays)
+        ended = self._owner_ended or (self._forked and self._stays is None)
         return ended and not self._has_children
 
     def _listen(self) -> bool:
@@ -254,6 +285,7 @@ class _Server:
             self._owner_ended = True
             self._signal_all(signal.SIGTERM)
             return False
+        self._alone_since = time.monotonic()
         *lines, self._received = (self._received + chunk).split(b"\n")
         return any(self._handle(json.loads(line)) for line in lines)
 
@@ -299,6 +331,7 @@ class _Server:
             if pid not in self._living:
                 continue
             self._living.discard(pid)
+            self._alone_since = time.monotonic()
             code = os.waitstatus_to_exitcode(status)
             output = self._outputs.pop(pid)
             text = _last_of(output) if code else ""

@@ -142,7 +142,7 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         if hosts.is_local:
             # Its path is none of the other hosts.
             environment["IPP_PROFILE_DIR"] = self.profile_dir
-        stay = not hosts.is_local
+        stay = None if hosts.is_local else hosts.lost_after
         try:
             await asyncio.gather(
                 *(

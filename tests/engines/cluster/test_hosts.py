@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import pytest
 
 from rankscope import __version__
+from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.agent import fork_server
+from rankscope.engines.cluster import fork_servers
 from rankscope.engines.cluster.host_names import HostSpec, parse_hosts
 from rankscope.engines.cluster.hosts import compare
 from rankscope.engines.cluster.ssh_hosts import ssh_command
@@ -196,11 +201,47 @@ def test_a_host_without_room_for_a_process_says_so(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     engines = [{"output": None}, {"output": None}]
-    assert not server._fork({"fork": engines, "environment": {}, "stay": True})
+    assert not server._fork({"fork": engines, "environment": {}, "stay": 600.0})
     why = "no other process can be started: Resource temporarily unavailable"
     assert sent == [{"failed": why}]
     assert server._living == {7}
     assert server._outputs == {}
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("no_leaks")
+def test_a_fork_server_ends_whose_owner_is_cut_off() -> None:
+    """Some time after its last engine, with what that has started: no end of stdin."""
+    daemon = "setsid sleep 600 >&- 2>&- & echo $! >&2; exit 3"
+    request = {
+        "fork": [
+            {"output": None, "command": ["sh", "-c", daemon], "job_rank": 0},
+            {"output": None, "command": ["sleep", "0.3"], "job_rank": 1},
+        ],
+        "environment": {},
+        "stay": 0.2,
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-m", fork_servers.MODULE, "plain"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        assert server.stderr is not None
+        server.stdin.write(json.dumps(request).encode() + b"\n")
+        server.stdin.flush()
+        _, first, second = map(json.loads, server.stdout)
+        said = server.stderr.read().decode()
+    assert (first["exit_code"], second["exit_code"]) == (3, 0)
+    assert not psutil.pid_exists(int(first["output"]))
+    assert server.returncode == 0
+    assert said == (
+        "rankscope: this fork server ends: for 0.2 s it has had no rank, and heard "
+        "nothing of its notebook\n"
+    )
 
 
 @pytest.mark.processes
@@ -235,4 +276,17 @@ def test_this_host_is_one_without_ssh() -> None:
             WAIT,
             "the end of the engine that came too late",
         )
-    assert not server.is_running()
+        # One that has nobody any more, as it seems, ends; a restart has another one.
+        hosts = cluster._launched.hosts
+        assert hosts is not None
+        hosts.lost_after = 0.1
+        cluster.restart([2])
+        for pid in cluster.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not lives(server), WAIT, "the end of the fork server")
+        until(lambda: cluster.status().dead == [0, 1, 2], WAIT, "the deaths")
+        cluster.restart()
+        cluster.execute("dist.barrier()").result(WAIT)
+        (another,) = cluster._launched.fork_servers()
+        assert another != server
+    assert not another.is_running()
