@@ -1,9 +1,11 @@
 """Object collectives: any picklable Python object, over the array collectives.
 
 Objects are pickled with protocol 5. Large buffers (arrays, for example) are
-pickled out of band, which avoids a copy into the pickle. Unpickling runs code that
-the sender chose: a rank may refuse to unpickle with :func:`refuse_pickles`, and
-then every object sent to that rank raises there once the op has ended on all ranks.
+pickled out of band, which avoids a copy into the pickle. An object that cannot be
+pickled ends the op on all ranks: its rank sends the reason in its place, and raises.
+Unpickling runs code that the sender chose: a rank may refuse to unpickle with
+:func:`refuse_pickles`, and then every object sent to that rank raises there once the
+op has ended on all ranks.
 
 The bytes travel through host memory where the group has a backend for it, else
 through arrays on the group's first device type. A parameter `device` selects
@@ -14,6 +16,7 @@ that was called.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
 import struct
@@ -93,9 +96,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     NotImplementedError
         The backend lacks an op that the bytes are sent by.
     DistError
-        An object cannot be unpickled here, or this rank refuses pickles
-        (`refuse_pickles`): the op has ended on all ranks then. Or the op failed, as in
-        `all_reduce`.
+        An object cannot be pickled on its rank, or unpickled here, or this rank
+        refuses pickles (`refuse_pickles`): the op has ended on all ranks then. Or the
+        op failed, as in `all_reduce`.
 
     Examples
     --------
@@ -111,9 +114,10 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     check_list(object_list, "object_list", pg.size(), where)
     mine = _pack(obj, "obj", where)
     transport = ObjectTransport(where, OpType.ALL_GATHER)
-    sizes = _sizes(mine, transport, pg)
+    sizes = _sizes(mine.data, transport, pg)
     parts = [np.empty(size, np.uint8) for size in sizes]
-    transport.all_gather(parts, mine)
+    transport.all_gather(parts, mine.data)
+    mine.check()
     object_list[:] = [
         obj if rank == pg.rank() else _unpack(part, pg.ranks[rank], where)
         for rank, part in enumerate(parts)
@@ -169,16 +173,16 @@ def broadcast_object_list(
     root = take_peer(pg, src, group_src, "src", "broadcast_object_list", default=0)
     _check_objects(object_list, "object_list", where)
     transport = ObjectTransport(where, OpType.BROADCAST, device)
-    data = np.empty(0, np.uint8)
+    mine = _Pickle(np.empty(0, np.uint8))
     header = np.zeros(2, np.int64)
     if pg.rank() == root:
-        data = _pack(object_list, "object_list", where)
-        header[:] = len(object_list), data.size
+        mine = _pack(object_list, "object_list", where)
+        header[:] = len(object_list), mine.data.size
     transport.broadcast(header, root)
     count, size = header.tolist()
-    if pg.rank() != root:
-        data = np.empty(size, np.uint8)
+    data = mine.data if pg.rank() == root else np.empty(size, np.uint8)
     transport.broadcast(data, root)
+    mine.check()
     _fill(object_list, data, count, root, pg, where)
 
 
@@ -231,15 +235,16 @@ def gather_object(
         check_list(object_gather_list, "object_gather_list", pg.size(), where)
     mine = _pack(obj, "obj", where)
     transport = ObjectTransport(where, OpType.GATHER)
-    sizes = _sizes(mine, transport, pg)
+    sizes = _sizes(mine.data, transport, pg)
     # gather needs equal sizes: shorter pickles are padded here and cut at `dst`.
     widest = int(sizes.max())
     padded = np.zeros(widest, np.uint8)
-    padded[: mine.size] = mine
+    padded[: mine.data.size] = mine.data
     rows = None
     if pg.rank() == root:
         rows = list(np.empty((pg.size(), widest), np.uint8))
     transport.gather(padded, rows, root)
+    mine.check()
     if rows is not None and object_gather_list is not None:
         object_gather_list[:] = [
             obj if rank == pg.rank() else _unpack(row[:size], pg.ranks[rank], where)
@@ -293,7 +298,7 @@ def scatter_object_list(
     where = Place("scatter_object_list", pg)
     root = take_peer(pg, src, group_src, "src", "scatter_object_list", default=0)
     _check_objects(scatter_object_output_list, "scatter_object_output_list", where)
-    parts: list[Bytes] = []
+    parts: list[_Pickle] = []
     sizes = np.zeros(pg.size(), np.int64)
     if pg.rank() == root:
         check_list(
@@ -303,7 +308,10 @@ def scatter_object_list(
             _pack(obj, f"scatter_object_input_list[{i}]", where)
             for i, obj in enumerate(scatter_object_input_list or ())
         ]
-        sizes[:] = [part.size for part in parts]
+        # One that cannot be pickled ends the op on every rank, and not on its own.
+        failed = next((part for part in parts if part.error is not None), None)
+        parts = parts if failed is None else [failed] * len(parts)
+        sizes[:] = [part.data.size for part in parts]
     transport = ObjectTransport(where, OpType.SCATTER)
     transport.broadcast(sizes, root)
     widest = int(sizes.max())
@@ -311,10 +319,12 @@ def scatter_object_list(
     if pg.rank() == root:
         table = np.zeros((pg.size(), widest), np.uint8)
         for row, part in zip(table, parts, strict=True):
-            row[: part.size] = part
+            row[: part.data.size] = part.data
         rows = list(table)
     mine = np.empty(widest, np.uint8)
     transport.scatter(mine, rows, root)
+    for part in parts:
+        part.check()
     if pg.rank() == root and scatter_object_input_list is not None:
         scatter_object_output_list[0] = scatter_object_input_list[root]
     else:
@@ -373,11 +383,12 @@ def send_object_list(
     peer = take_peer(pg, dst, group_dst, "dst", "send_object_list", itself=False)
     tag = take_tag(tag, "send_object_list", pg)
     _check_objects(object_list, "object_list", where)
-    data = _pack(list(object_list), "object_list", where)
-    header = np.array([len(object_list), data.size], np.int64)
+    mine = _pack(list(object_list), "object_list", where)
+    header = np.array([len(object_list), mine.data.size], np.int64)
     transport = ObjectTransport(where, OpType.SEND, device)
     transport.send(header, peer, tag)
-    transport.send(data, peer, tag)
+    transport.send(mine.data, peer, tag)
+    mine.check()
 
 
 def recv_object_list(
@@ -466,14 +477,34 @@ def _check_objects(value: Any, argument: str, where: Place) -> None:
         )
 
 
-def _pack(obj: Any, argument: str, where: Place) -> Bytes:
-    """Return `obj` as bytes: count and sizes of the parts, the pickle, its buffers."""
+@dataclasses.dataclass
+class _Pickle:
+    """What a rank sends for an object: its pickle, or why there is none."""
+
+    data: Bytes
+    error: TypeError | None = None
+
+    def check(self) -> None:
+        """Raise on the sender, once the other ranks have the reason."""
+        if self.error is not None:
+            raise self.error
+
+
+def _pack(obj: Any, argument: str, where: Place) -> _Pickle:
+    """Return `obj` as bytes: count and sizes of the parts, the pickle, its buffers.
+
+    The count is 0 where `obj` cannot be pickled, and the reason follows.
+    """
     buffers: list[pickle.PickleBuffer] = []
     try:
         head = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(head), *(buffer.raw() for buffer in buffers)]
-    except Exception as error:
-        raise TypeError(f"{where}: {argument} cannot be pickled: {error}") from error
+    except Exception as cause:  # noqa: BLE001  sent, and raised by check()
+        reason = f"{argument} cannot be pickled: {cause}"
+        error = TypeError(f"{where}: {reason}")
+        error.__cause__ = cause
+        text = struct.pack("<Q", 0) + reason.encode(errors="replace")
+        return _Pickle(np.frombuffer(text, np.uint8).copy(), error)
     sizes = struct.pack(
         f"<{len(parts) + 1}Q", len(parts), *(part.nbytes for part in parts)
     )
@@ -483,16 +514,19 @@ def _pack(obj: Any, argument: str, where: Place) -> Bytes:
     for part in (memoryview(sizes), *parts):
         data[start : start + part.nbytes] = np.frombuffer(part, np.uint8)
         start += part.nbytes
-    return data
+    return _Pickle(data)
 
 
 def _unpack(data: Bytes, sender: int, where: Place) -> Any:
+    (count,) = struct.unpack_from("<Q", data)
+    if count == 0:
+        reason = data[8:].tobytes().decode(errors="replace")
+        raise DistError(f"{where}: rank {sender} has nothing to send: its {reason}")
     if _refused:
         raise DistError(
             f"{where}: rank {sender} sent a pickled object, and this rank refuses "
             "them (refuse_pickles(False) allows them)"
         )
-    (count,) = struct.unpack_from("<Q", data)
     sizes = struct.unpack_from(f"<{count}Q", data, 8)
     ends = list(itertools.accumulate(sizes, initial=8 * (count + 1)))
     # Each buffer is copied: aligned, and one buffer does not keep the others alive.

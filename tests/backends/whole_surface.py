@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ def object_errors() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     with raises(TypeError, match="obj cannot be pickled"):
         dist.all_gather_object([None] * size, threading.Lock())
+    unpicklable_on_one_rank(rank, size)
     with raises(ValueError, match=f"expected {size}"):
         dist.all_gather_object([None] * (size + 1), 1)
     with raises(TypeError, match="at least one entry"):
@@ -71,6 +73,36 @@ def object_errors() -> None:
     values = [None] * size
     dist.all_gather_object(values, rank)
     assert values == list(range(size))
+
+
+def unpicklable_on_one_rank(rank: int, size: int) -> None:
+    """What rank 0 cannot pickle ends the op on all ranks, with the reason on each."""
+    obj = threading.Lock() if rank == 0 else rank
+
+    def told() -> AbstractContextManager[None]:
+        if rank == 0:
+            return raises(TypeError, match="cannot be pickled: .*_thread.lock")
+        return raises(dist.DistError, match="rank 0 has nothing to send: .*_thread")
+
+    with told():
+        dist.broadcast_object_list([obj], src=0)
+    with told():
+        dist.scatter_object_list([None], [rank] * (size - 1) + [obj], src=0)
+    values: list[Any] = ["unchanged"] * size
+    with told():
+        dist.all_gather_object(values, obj)
+    assert values == ["unchanged"] * size
+    if rank == 0:
+        with told():
+            dist.gather_object(obj, [None] * size, dst=0)
+        if size > 1:
+            with told():
+                dist.send_object_list([obj], dst=1)
+    else:
+        dist.gather_object(obj, dst=0)
+        if rank == 1:
+            with told():
+                dist.recv_object_list([None], src=0)
 
 
 class Elsewhere:
