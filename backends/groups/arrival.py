@@ -8,6 +8,10 @@ Rank 0 leaves last, where it serves the store.
 from __future__ import annotations
 
 import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
 
 from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
@@ -26,7 +30,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-# Seconds that rank 0 waits until the others have left the store.
+# Seconds that rank 0 waits until the others have left the store, or read from it.
 _GOODBYE = 5.0
 # How often a rank has begun to make its default group over the same store.
 _COUNT = "init_process_group"
@@ -55,25 +59,69 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
     """Wait until every rank has called this function over `store`.
 
     Raises `DistStoreTimeoutError`, whose culprits are the ranks that did not come
-    within `timeout` seconds.
+    within `timeout` seconds; `ValueError` where rank 0 has another `world_size`.
     """
     here = arrived(store)
-    here.set(str(rank), b"1")
+    mine = f"{world_size} {platform.node()}:{os.getpid()}"
+    before = here.compare_set(str(rank), "", mine).decode()
+    if before != mine:
+        here.set(f"{rank}/before", before)
+        here.set(str(rank), mine)
     try:
         here.wait([str(one) for one in range(world_size)], timeout)
+        first = _size(here.get("0", timeout))
     except DistStoreTimeoutError as error:
         missing = [one for one in range(world_size) if not here.check([str(one)])]
         if not missing:
             return
+        left = [one for one in missing if here.check([f"{one}/left"])]
+        culprits = [one for one in missing if one not in left] or missing
+        odd = "".join(_oddities(here, world_size))
+        here.set(f"{rank}/left", "")
         # Who comes now must not take this rank for one that waits.
         here.delete_key(str(rank))
+        if rank == 0 and store.server == RANK_0:
+            _await_readers(here, set(range(world_size)) - {0, *missing})
         raise DistStoreTimeoutError(
-            f"init_process_group on rank {rank}: {name_ranks(missing)} of {world_size} "
-            f"did not come within {timeout:g} s: did every rank start, with its own "
-            "RANK and the same WORLD_SIZE, and call init_process_group()? With "
-            "wait_for_workers=False it returns without the others",
-            culprits=missing,
+            f"init_process_group on rank {rank}: {name_ranks(culprits)} of "
+            f"{world_size} did not come within {timeout:g} s: {odd}did every rank "
+            "start, with its own RANK and the same WORLD_SIZE, and call "
+            "init_process_group()? With wait_for_workers=False it returns without the "
+            "others",
+            culprits=culprits,
         ) from error
+    if first != world_size:
+        raise ValueError(
+            f"init_process_group on rank {rank}: its world_size is {world_size}, that "
+            f"of rank 0 is {first}; expected the same on every rank (WORLD_SIZE)"
+        )
+
+
+def _await_readers(here: Store, came: set[int]) -> None:
+    """Let the ranks that `came` learn who is missing: the store ends with rank 0."""
+    until = time.monotonic() + _GOODBYE
+    while time.monotonic() < until and any(here.check([str(one)]) for one in came):
+        time.sleep(0.02)
+
+
+def _size(value: bytes) -> int:
+    """Return the world size of a rank that has come."""
+    return int(value.split()[0])
+
+
+def _oddities(here: Store, world_size: int) -> Iterator[str]:
+    """Yield what may explain that ranks are missing, each with a semicolon."""
+    for one in range(world_size):
+        if not here.check([str(one)]):
+            continue
+        value = here.get(str(one))
+        if _size(value) != world_size:
+            yield f"rank {one} came with world_size {_size(value)}; "
+        if here.check([f"{one}/before"]):
+            processes = [here.get(f"{one}/before"), value]
+            first, second = (each.decode().split()[1] for each in processes)
+            if first != second:
+                yield f"two processes came as rank {one}, {first} and {second}; "
 
 
 def announce_death(store: Store, rank: int) -> None:

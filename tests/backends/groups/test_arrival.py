@@ -55,6 +55,45 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         store.close()
 
 
+def test_world_sizes_that_differ_are_named() -> None:
+    store = HashStore()
+    # Rank 1 of 2 has come, and rank 0 waits for a third one.
+    arrival.arrived(store).set("1", "2 b:7")
+    with pytest.raises(dist.DistStoreTimeoutError) as missing:
+        arrival.await_ranks(store, 0, 3, 0.1)
+    text = str(missing.value)
+    assert "did not come within 0.1 s: rank 1 came with world_size 2; did" in text
+    arrival.arrived(store).set("0", "3 a:7")
+    with pytest.raises(
+        ValueError, match=r"rank 1: its world_size is 2, that of rank 0"
+    ):
+        arrival.await_ranks(store, 1, 2, 30)
+    store.close()
+
+
+def test_two_processes_with_one_rank_are_named() -> None:
+    store = HashStore()
+    arrival.arrived(store).set("1", "3 b:7")
+    with pytest.raises(dist.DistStoreTimeoutError, match="ranks 0, 2 of 3") as caught:
+        arrival.await_ranks(store, 1, 3, 0.1)
+    assert "two processes came as rank 1, b:7 and " in str(caught.value)
+    # One that tries again is no second one.
+    with pytest.raises(dist.DistStoreTimeoutError) as again:
+        arrival.await_ranks(store, 2, 3, 0.1)
+    assert "as rank 2" not in str(again.value)
+    store.close()
+
+
+def test_a_rank_that_gave_up_is_not_called_missing() -> None:
+    store = HashStore()
+    with pytest.raises(dist.DistStoreTimeoutError, match="rank 0: ranks 1–2 of 3"):
+        arrival.await_ranks(store, 0, 3, 0.1)
+    with pytest.raises(dist.DistStoreTimeoutError, match="rank 1: rank 2 of 3") as told:
+        arrival.await_ranks(store, 1, 3, 0.1)
+    assert told.value.culprits == (2,)
+    store.close()
+
+
 def test_an_option_waits_for_nobody() -> None:
     register()
     store = HashStore()
