@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any
 
-from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp, State
+from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp
 from ..observe.records import Record
 from ..observe.torch_format import OPS
 from ..rank_sets import group_by
 from .flight_dump import Dump, Entry
+from .flight_values import (
+    dtypes,
+    flag,
+    integer,
+    sizes,
+    splits,
+    state_of,
+    text,
+    time_ns,
+)
 from .late_ops import late_records
+from .log_lines import function_of
 from .source_lines import users_line
 
 __all__ = ["RankDump", "condense", "end_batches_of_one", "note_empty_ones"]
@@ -26,8 +37,10 @@ _NOT_COMPARED = (
 _UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
 #: Torch's names of ops, and ours.
 _NAMES = {name: op.value for name, op in OPS.items()}
-_COALESCED = "coalesced"
+#: The entry that ends a batch: ``coalesced``, ``REDUCE_SCATTER_coalesced``.
+_CLOSING = re.compile(r"(?:([A-Z_]+)_)?coalesced")
 _ARRAYS = "input_sizes", "output_sizes", "input_dtypes", "output_dtypes"
+_TURNED = "output_sizes", "input_sizes", "output_dtypes", "input_dtypes"
 
 #: A process group as entries name it: name and description.
 _Name = tuple[str, str]
@@ -122,18 +135,23 @@ def end_batches_of_one(dumps: Sequence[RankDump]) -> None:
     """Take single sends and receives as over where their kind of group has batches.
 
     A rank that batches what it sends does so each time, and a batch that is in flight
-    has an entry of its own.
+    has an entry of its own. A collective is over if the counters have passed it.
     """
     batched = {name[1] for one in dumps for name in one.batched}
+    p2p = {name[1] for one in dumps for name in one.p2p}
     for one in dumps:
         numbers = {name: number for number, name in one.ids.items()}
         for name, places in one.unsure.items():
-            if name[1] not in batched:
-                continue
             enqueued, _, done = one.dump.status.get(numbers[name], (None, None, None))
             for place in places:
                 op = one.ops[name][place]
-                if enqueued == op.seq and done is not None:
+                if not op.is_p2p:
+                    # Counters hold the numbers of sends and receives, too.
+                    passed = done is not None and done >= op.seq
+                    is_over = passed and name[1] not in p2p
+                elif name[1] not in batched:
+                    is_over = False
+                elif enqueued == op.seq and done is not None:
                     # The counters are those of this op, if it is the last one.
                     is_over = done >= op.seq and one.last[name][1:] == (op.seq, True)
                 else:
@@ -223,15 +241,21 @@ def _ops(
         library, _, name = entry["profiling_name"].partition(":")
         if not name:
             library, name = "", library
-        if name == _COALESCED:
-            _close_batch(entry, number, ops, numbers, suspects)
-            self.batched.add(group)
-            continue
+        closing = _CLOSING.fullmatch(name)
+        if closing is not None:
+            if _close_batch(entry, number, ops, numbers, suspects):
+                self.batched.add(group)
+                continue
+            if not _is_of_collectives(self, entries, position):
+                continue
+            name = function_of(closing[1]) if closing[1] else name
         op, place = _op(self, entry, name, ranks)
         own = place if place is not None else own
         if op.in_flight and _is_of_batch(self, entries, position):
             suspects.append(len(ops))
-        elif op.in_flight and op.is_p2p and (self.active_only or self.whole):
+        elif op.in_flight and (
+            (self.active_only and not self.vague) or (self.whole and op.is_p2p)
+        ):
             self.unsure.setdefault(group, []).append(len(ops))
         ops.append(op)
         numbers.append(number)
@@ -278,21 +302,39 @@ def _close_batch(
     ops: list[IssuedOp],
     numbers: Sequence[tuple[int, int]],
     suspects: list[int],
-) -> None:
-    """Give the ops of a batch the state of its entry: their own never changes."""
+) -> bool:
+    """Give the ops of a batch the state of its entry: their own never changes.
+
+    Return whether there are any: older versions of torch list no collectives of a
+    batch, and the ring may have lost them.
+    """
+    size = len(ops)
     for place in range(len(ops) - 1, -1, -1):
         if numbers[place] != number:
             break
         ops[place] = replace(
             ops[place],
-            state=_state(entry),
-            retired=_flag(entry.get("retired")),
-            started_ns=_time(entry.get("time_discovered_started_ns")),
-            ended_ns=_time(entry.get("time_discovered_completed_ns")),
+            state=state_of(entry),
+            retired=flag(entry.get("retired")),
+            started_ns=time_ns(entry.get("time_discovered_started_ns")),
+            ended_ns=time_ns(entry.get("time_discovered_completed_ns")),
             batch=entry["record_id"],
         )
         if suspects and suspects[-1] == place:
             suspects.pop()
+        size = place
+    return size < len(ops)
+
+
+def _is_of_collectives(self: RankDump, entries: Sequence[Entry], position: int) -> bool:
+    """Return whether a batch whose ops are not listed is one of collectives."""
+    entry = entries[position]
+    if entry.get("is_p2p"):
+        return False
+    if position:
+        before = entries[position - 1]["collective_seq_id"]
+        return bool(entry["collective_seq_id"] > before)
+    return not entry["p2p_seq_id"]
 
 
 def _batch_is_over(
@@ -328,93 +370,42 @@ def _op(
             own = int(one)
         if other.isdigit() and ranks is not None and int(other) < len(ranks):
             peer = ranks[int(other)]
+    # Torch's NCCL passes what it receives as the input, to fit an interface.
+    turned = name == "scatter" and not self.vague and "backend" not in entry
     op = IssuedOp(
         _NAMES.get(name, name),
         entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
         entry["record_id"],
-        state := "unknown" if self.vague else _state(entry),
-        _flag(entry.get("retired")),
+        state := "unknown" if self.vague else state_of(entry),
+        flag(entry.get("retired")),
         is_p2p,
         peer,
-        UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry),
-        root=_integer(entry.get("root")),
-        reduce_op=_text(entry.get("reduce_op")),
-        tag=_integer(entry.get("tag")),
+        UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry, turned),
+        root=integer(entry.get("root")),
+        reduce_op=text(entry.get("reduce_op")),
+        tag=integer(entry.get("tag")),
         line=users_line(entry.get("frames")),
-        splits=_splits(entry.get("parts"), ranks),
+        splits=splits(entry.get("parts"), ranks),
     )
     if state == "completed" and not self.times:
         return op, own
     timed = replace(
         op,
         created_ns=entry["time_created_ns"] or None,
-        started_ns=_time(entry.get("time_discovered_started_ns")),
-        ended_ns=_time(entry.get("time_discovered_completed_ns")),
+        started_ns=time_ns(entry.get("time_discovered_started_ns")),
+        ended_ns=time_ns(entry.get("time_discovered_completed_ns")),
         timeout=entry["timeout_ms"] / 1000,
     )
     return timed, own
 
 
-def _state(entry: Entry) -> State:
-    state = entry.get("state")
-    if state == "scheduled":
-        return "scheduled"
-    if state == "started":
-        return "started"
-    return "completed" if state == "completed" else "unknown"
-
-
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if type(value) is int else None
-
-
-def _text(value: Any) -> str | None:
-    return value if type(value) is str else None
-
-
-def _splits(value: Any, ranks: _Ranks) -> tuple[Sequence[int], Sequence[int]] | None:
-    if ranks is None or not isinstance(value, (list, tuple)) or len(value) != 2:
-        return None
-    for side in value:
-        if not isinstance(side, (list, tuple)) or len(side) != len(ranks):
-            return None
-        if not all(type(one) is int for one in side):
-            return None
-    return value[0], value[1]
-
-
-def _time(value: Any) -> int | None:
-    return value if type(value) is int and value > 0 else None
-
-
-def _arrays(self: RankDump, entry: Entry) -> Arrays:
+def _arrays(self: RankDump, entry: Entry, turned: bool) -> Arrays:
     # A rank issues the same few ops again and again.
-    key = repr([entry.get(one) for one in _ARRAYS])
+    names = _TURNED if turned else _ARRAYS
+    key = repr([entry.get(one) for one in names])
     found = self.seen.get(key)
     if found is None:
-        inputs, outputs, read, written = (entry.get(one) for one in _ARRAYS)
-        found = Arrays(_sizes(inputs), _sizes(outputs), _dtypes(read), _dtypes(written))
+        inputs, outputs, read, written = (entry.get(one) for one in names)
+        found = Arrays(sizes(inputs), sizes(outputs), dtypes(read), dtypes(written))
         self.seen[key] = found
     return found
-
-
-def _sizes(value: Any) -> tuple[tuple[int, ...], ...] | None:
-    if not isinstance(value, (list, tuple)):
-        return None
-    for size in value:
-        if not isinstance(size, (list, tuple)):
-            return None
-        for extent in size:
-            if type(extent) is not int:
-                return None
-    return tuple(map(tuple, value))
-
-
-def _dtypes(value: Any) -> tuple[str, ...] | None:
-    if not isinstance(value, (list, tuple)):
-        return None
-    return tuple(value) if all(type(one) is str for one in value) else None

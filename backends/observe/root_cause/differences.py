@@ -72,7 +72,9 @@ def _size(op: IssuedOp) -> tuple[int, ...] | None:
 
 
 def _dtype(op: IssuedOp) -> tuple[str, ...] | None:
-    return op.arrays.input_dtypes or op.arrays.output_dtypes
+    # Of a scatter, the root alone has inputs.
+    read, written = op.arrays.input_dtypes, op.arrays.output_dtypes
+    return written or read if op.op in _EQUAL_OUTPUTS else read or written
 
 
 _TRAITS: dict[Fault, Callable[[IssuedOp], Any]] = {

@@ -45,8 +45,9 @@ class Rank:
         members = list(self.groups[group])
         earlier = [one for one in self.entries if one["pg_id"] == number]
         p2p = peer is not None
-        collective = sum(not one["is_p2p"] for one in earlier) + (not p2p)
-        seq = sum(one["is_p2p"] for one in earlier) + p2p
+        last = earlier[-1] if earlier else {}
+        collective = last.get("collective_seq_id", 0) + (not p2p)
+        seq = last.get("p2p_seq_id", 0) + p2p
         if peer is not None:
             way = "->" if op == "send" else "<-"
             op = f"{op} {members.index(self.rank)}{way}{members.index(peer)}"
@@ -91,6 +92,20 @@ class Rank:
         """Record so many ops of one kind."""
         for _ in range(count):
             self.issue(**how)
+
+    def issue_batch(
+        self, *ops: str, done: bool = True, closing: str = "coalesced"
+    ) -> None:
+        """Record collectives of one number; the last entry alone has their state."""
+        first = len(self.entries)
+        for op in ops:
+            entry = self.issue(op, done=False)
+            entry.update(state="scheduled", time_discovered_started_ns=None)
+        entry = self.issue(closing, done=done)
+        for key in ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes"):
+            entry[key] = []
+        for one in self.entries[first:]:
+            one["collective_seq_id"] = self.entries[first]["collective_seq_id"]
 
     def dump(self, active_only: bool = False) -> dict[str, Any]:
         """Return the content of the file."""
