@@ -36,6 +36,9 @@ GRACE = 5.0
 
 _HOST = "127.0.0.1"
 
+#: Characters of the last line of a rank that failed, in the launcher's own last line.
+_LAST_WORDS = 200
+
 
 @dataclass(frozen=True)
 class Script:
@@ -233,11 +236,14 @@ class Launcher:
             self._end_ranks(signal.SIGTERM)
         for one in (*self._ranks.values(), *self._ended):
             one.close()
-        log = ""
-        if self._log_folder is not None:
-            log = f"; its output is in {self._log_folder / f'rank-{cause.rank}.log'}"
-        say(f"failed: {cause.describe()}{log}")
         assert cause.exit_code is not None
+        more = ""
+        # Of a rank that was killed they would be no reason.
+        if cause.exit_code > 0 and cause.last_words:
+            more = f"; its last line on stderr: {cause.last_words[:_LAST_WORDS]}"
+        if self._log_folder is not None:
+            more += f"; its output is in {self._log_folder / f'rank-{cause.rank}.log'}"
+        say(f"failed: {cause.describe()}{more}")
         return _status(cause.exit_code)
 
     def _interrupted(self, signum: int) -> int:

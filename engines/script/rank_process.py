@@ -64,6 +64,8 @@ class RankProcess:
         self.rank = rank
         #: How it has ended, as `subprocess` says it; ``None``: it has not.
         self.exit_code: int | None = None
+        #: The last line with a text of what it wrote to stderr.
+        self.last_words = ""
         self._began = time.monotonic()
         self._on_end = on_end
         self._log = None if log is None else log.open("ab", buffering=0)
@@ -104,6 +106,8 @@ class RankProcess:
             held = _LINE.sub(b"", held)
             if not read and held:
                 lines.append(held + b"\n")
+            if target is sys.stderr and (words := b"".join(lines).strip()):
+                self.last_words = words.splitlines()[-1].decode(errors="replace")
             if log is not None:
                 try:
                     # By lines, too: stdout and stderr have one log.

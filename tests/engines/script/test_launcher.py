@@ -98,6 +98,7 @@ def test_the_ranks_meet_and_their_output_has_their_numbers(tmp_path: Path) -> No
 def test_a_rank_that_fails_ends_the_others_and_is_named(tmp_path: Path) -> None:
     code = """
     if rank == 1:
+        print("no such file: data.npz\\n", file=sys.stderr, flush=True)
         os._exit(3)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     time.sleep(600)
@@ -107,6 +108,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(tmp_path: Path) -> None:
     last = err.splitlines()[-1]
     assert last.startswith("rankscope.run: failed: rank 1 (pid ")
     assert "): exit code 3 after " in last
+    assert last.endswith("; its last line on stderr: no such file: data.npz")
     assert "SIGTERM to rank 0" in err
 
 
