@@ -69,6 +69,9 @@ class RasRank:
     state: str
     #: Function → how often it was launched; without functions that were never used.
     counts: Mapping[str, int] = field(default_factory=dict)
+    #: The process's host and the CUDA device, as a report of JSON has them.
+    host: str = ""
+    device: int = -1
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,7 @@ def _communicator(one: Mapping[str, Any]) -> RasCommunicator:
             int(rank["pid"]),
             _state(rank["status"]),
             {name: int(n) for name, n in rank["collective_counts"].items() if n},
+            *_place(rank),
         )
         for rank in one["ranks"]
     ]
@@ -203,9 +207,14 @@ def _communicator(one: Mapping[str, Any]) -> RasCommunicator:
         status = rank["status"]
         state = "unresponsive" if status["unresponsive"] else "gone"
         state = "dead" if status["considered_dead"] else state
-        ranks.append(RasRank(int(rank["rank"]), int(rank["pid"]), state))
+        lost = int(rank["rank"]), int(rank["pid"]), state
+        ranks.append(RasRank(*lost, {}, *_place(rank)))
     ranks.sort(key=lambda rank: rank.rank)
     return RasCommunicator(str(one["hash"]), int(one["size"]), tuple(ranks))
+
+
+def _place(rank: Mapping[str, Any]) -> tuple[str, int]:
+    return str(rank.get("host", "")), int(rank.get("cuda_dev", -1))
 
 
 def _state(status: Mapping[str, Any]) -> str:

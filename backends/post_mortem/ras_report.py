@@ -1,13 +1,15 @@
 """A report of NCCL's RAS service, saved as text or as JSON, as evidence.
 
 It counts what each rank has launched in each communicator, by function. The ranks are
-those of the communicator: they are the job's only in the one of all processes.
+those of the communicator: they are the job's only in the one of all processes, which
+tells whose process is which rank in the others.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ..errors import LibraryFailure
 from ..nccl.ras import RasCommunicator, RasRank, parse_report
@@ -60,7 +62,35 @@ class RasReader:
                 "no communicator in it has all processes: which rank of the job a rank "
                 "of a communicator is, it does not say"
             )
-        return list(_evidence(everyone, file.path))
+        places = {_process(one): one.rank for one in everyone.ranks}
+        found: dict[int, RankEvidence] = {}
+        for one in communicators:
+            members: Sequence[int] | None = range(one.size)
+            if one is not everyone:
+                members = _members(one, places)
+            for about in _evidence(one, members, file.path) if members else ():
+                known = found.setdefault(about.rank, about)
+                groups = {**known.groups, **about.groups}
+                found[about.rank] = replace(
+                    known,
+                    groups=groups,
+                    death=known.death or about.death,
+                    recorded=known.recorded or about.recorded,
+                )
+        return [found[rank] for rank in sorted(found)]
+
+
+def _process(rank: RasRank) -> tuple[str, int, int]:
+    return rank.host, rank.pid, rank.device
+
+
+def _members(
+    one: RasCommunicator, places: Mapping[tuple[str, int, int], int]
+) -> list[int] | None:
+    """Return the job's ranks in a communicator, None where they are not known."""
+    found = [places[key] for rank in one.ranks if (key := _process(rank)) in places]
+    known = len(set(found)) == one.size and all(rank.host for rank in one.ranks)
+    return found if known else None
 
 
 def _of_all(
@@ -70,7 +100,7 @@ def _of_all(
     if totals is not None:
         processes = int(totals[1])
     else:
-        processes = len({rank.pid for one in communicators for rank in one.ranks})
+        processes = len({_process(rank) for one in communicators for rank in one.ranks})
     found = [one for one in communicators if one.size == processes]
     # One for each device and each split of all ranks: where ranks wait, they differ.
     return max(found, key=_spread, default=None)
@@ -97,13 +127,15 @@ def _totals(communicator: RasCommunicator) -> dict[int, int]:
     return named
 
 
-def _evidence(one: RasCommunicator, path: str) -> list[RankEvidence]:
-    group = Group(f"NCCL communicator {one.hash}", tuple(range(one.size)), one.hash)
+def _evidence(
+    one: RasCommunicator, members: Sequence[int], path: str
+) -> Iterator[RankEvidence]:
+    """Yield what a communicator tells of `members`: the job's ranks, in its order."""
+    group = Group(f"NCCL communicator {one.hash}", tuple(members), one.hash)
     totals = _totals(one)
     least = min(totals.values(), default=0)
     known = {rank.rank: rank for rank in one.ranks}
-    found = []
-    for rank in range(one.size):
+    for rank, member in enumerate(members):
         about = known.get(rank)
         dead = about is not None and about.state == "dead"
         groups: Mapping[Group, GroupEvidence] = {group: GroupEvidence()}
@@ -111,17 +143,14 @@ def _evidence(one: RasCommunicator, path: str) -> list[RankEvidence]:
             op = _first_ahead(one, known.get(rank), least, totals)
             ops = () if op is None else (op,)
             groups = {group: GroupEvidence(ops, Progress(enqueued=totals[rank]))}
-        found.append(
-            RankEvidence(
-                rank,
-                groups,
-                death=f"rank {rank} is dead, as NCCL's RAS reports" if dead else None,
-                process=f"pid {about.pid}" if about and about.pid >= 0 else None,
-                recorded=rank in totals,
-                source=path,
-            )
+        yield RankEvidence(
+            member,
+            groups,
+            death=f"rank {member} is dead, as NCCL's RAS reports" if dead else None,
+            process=f"pid {about.pid}" if about and about.pid >= 0 else None,
+            recorded=rank in totals,
+            source=path,
         )
-    return found
 
 
 def _first_ahead(

@@ -28,21 +28,26 @@ def serve() -> Iterator[Callable[[Callable[[Any, Any], None]], Server]]:
         one.close()
 
 
-def expected(hash_: str) -> ras.RasCommunicator:
+def expected(hash_: str, host: str = "") -> ras.RasCommunicator:
+    """Return what the report of the service tells; of text, not on which host."""
+
+    def place(rank: int) -> tuple[str, int]:
+        return (host, rank) if host else ("", -1)
+
     return ras.RasCommunicator(
         hash_,
         3,
         (
-            ras.RasRank(0, 100, "running", {"AllReduce": 15}),
-            ras.RasRank(1, 101, "running", {"AllReduce": 14}),
-            ras.RasRank(2, 102, "unresponsive"),
+            ras.RasRank(0, 100, "running", {"AllReduce": 15}, *place(0)),
+            ras.RasRank(1, 101, "running", {"AllReduce": 14}, *place(1)),
+            ras.RasRank(2, 102, "unresponsive", {}, *place(2)),
         ),
     )
 
 
 def test_a_report_of_json(serve: Any) -> None:
     server = serve(service(knows_json=True))
-    assert ras.query(server.address, 5) == [expected("0xab")]
+    assert ras.query(server.address, 5) == [expected("0xab", "10.0.0.1")]
     assert server.lines[0] == "CLIENT PROTOCOL 2"
     # The service gives up before the client does.
     assert server.lines[1] in ("TIMEOUT 3", "TIMEOUT 4")
@@ -66,7 +71,7 @@ def test_a_silent_process_is_passed_over(serve: Any) -> None:
             speak(server, lines)
 
     server = serve(talk)
-    assert ras.query(server.address, 10) == [expected("0xab")]
+    assert ras.query(server.address, 10) == [expected("0xab", "10.0.0.1")]
     assert server.connections == 2
 
 

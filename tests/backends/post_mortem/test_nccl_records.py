@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_the_root_alone_has_the_parts_of_a_scatter(
     [({"size": 8}, Fault.SIZE_MISMATCH), ({"dtype": "Half"}, Fault.DTYPE_MISMATCH)],
 )
 def test_a_scatter_of_another_size_or_dtype(
-    tmp_path: Path, how: dict[str, object], fault: Fault
+    tmp_path: Path, how: dict[str, Any], fault: Fault
 ) -> None:
     found = ranks()
     for one in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,39 @@ def test_ranks_of_a_part_of_the_job_are_not_known() -> None:
     one["communicators"] += other["communicators"]
     with pytest.raises(UnreadableError, match="no communicator in it has all"):
         RasReader().read(RawFile("ras.json", json.dumps(one).encode()))
+
+
+def job(*counts: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return a report of 8 ranks, whose pids are alike on two hosts.
+
+    Each communicator is a list of the job's ranks with their counts.
+    """
+    found = [report([], [])["communicators"][0] for _ in counts]
+    for number, (one, members) in enumerate(zip(found, counts, strict=True)):
+        one.update(hash=f"0x{number}", size=len(members))
+        for place, (member, count) in enumerate(members):
+            about = rank(place, 100 + member % 4, count)
+            about.update(host=f"10.0.0.{member // 4}", cuda_dev=member % 4)
+            one["ranks"].append(about)
+    return {**report([], []), "communicators": found}
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_whose_process_a_rank_of_a_part_of_the_job_is(
+    tmp_path: Path, ahead: int
+) -> None:
+    everyone = [(one, 50 + ahead * (one not in (2, 6))) for one in range(8)]
+    pairs = [[(one, 10), (one + 4, 10 - (one == 2))] for one in range(4)]
+    (verdict,) = saved(tmp_path, json.dumps(job(*pairs, everyone))).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (6,))
+    assert (verdict.group.ranks, verdict.seq) == ((2, 6), 10)
+
+
+def test_processes_of_one_number_on_two_hosts() -> None:
+    """None of them is the communicator of all, although each has all the numbers."""
+    halves = [[(one, 10) for one in range(4)], [(one, 10) for one in range(4, 8)]]
+    with pytest.raises(UnreadableError, match="no communicator in it has all"):
+        RasReader().read(RawFile("ras.json", json.dumps(job(*halves)).encode()))
 
 
 @pytest.mark.parametrize("cut", range(100, len(JSON), 97))
