@@ -37,7 +37,6 @@ def outputs(
         ssh_hosts.__file__,
         tmp_path_factory.mktemp("hosts"),
         PATH,
-        unshare=["--mount", "--ipc"],
     )
     found: dict[str, str] = step["outputs"]
     return found

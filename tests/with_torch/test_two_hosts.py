@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.engines.cluster.two_hosts import UNSHARE, why_not
+from tests.engines.cluster.two_hosts import command_of, why_not
 from tests.environment import environment
 from tests.with_torch import two_hosts_job
 
@@ -19,7 +18,7 @@ def test_a_notebook_sees_the_ranks_of_both_hosts(tmp_path: Path) -> None:
     if why := why_not():
         pytest.skip(why)
     ran = subprocess.run(
-        [*UNSHARE, sys.executable, two_hosts_job.__file__, str(tmp_path)],
+        command_of(two_hosts_job.__file__, tmp_path),
         # Rank 0 is killed, and what its file says cannot be checked on another host.
         env=environment(JUPYTER_RUNTIME_DIR=str(tmp_path / "runtime")),
         capture_output=True,

@@ -1,8 +1,8 @@
 """A script's job on two hosts of one machine, seen from a notebook on the first.
 
-``unshare --net --uts python two_hosts_job.py FOLDER`` makes the hosts, as
-`tests.engines.cluster.two_hosts` does. Ranks 0 and 1 are on the first host, ranks 2
-and 3 on the second. What is seen is printed as a line of JSON for each step.
+``two_hosts_job.py FOLDER`` makes the hosts, as `tests.engines.cluster.two_hosts` does.
+Ranks 0 and 1 are on the first host, ranks 2 and 3 on the second. What is seen is
+printed as a line of JSON for each step.
 """
 
 from __future__ import annotations

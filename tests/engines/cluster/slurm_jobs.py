@@ -1,7 +1,7 @@
 """Ranks on the two nodes of a real Slurm, as a notebook starts them: a program.
 
-``unshare --net --uts --mount --ipc python slurm_jobs.py FOLDER``, as `ssh_hosts`, as
-root: the notebook and Slurm's controller are on the first host, and both are nodes.
+``slurm_jobs.py FOLDER``, run by `two_hosts.steps_of` as root: the notebook and Slurm's
+controller are on the first host, and both are nodes.
 """
 
 from __future__ import annotations
@@ -203,9 +203,7 @@ class Slurm:
         until(lambda: self.nodes() == ["idle", "idle"], WAIT, "the nodes")
 
     def _start(self, name: str, *options: str, where: list[str] | None = None) -> None:
-        # It ends with this program, however that ends.
-        leash = ["setpriv", "--pdeathsig", "TERM"]
-        command = [*(where or ()), *leash, str(DAEMONS[name]), *options]
+        command = [*(where or ()), str(DAEMONS[name]), *options]
         with (self._folder / f"{name}.output").open("ab") as output:
             one = subprocess.Popen(command, stdout=output, stderr=output)
         self._daemons.append(one)

@@ -1,7 +1,7 @@
 """Ranks on two hosts, one of them reached by ssh and a real sshd: a program.
 
-``unshare --net --uts --mount --ipc python ssh_hosts.py FOLDER``, as `two_hosts`, as
-root: the notebook and ranks 0 and 1 are on the first host, ranks 2 and 3 on the second.
+``ssh_hosts.py FOLDER``, run by `two_hosts.steps_of` as root: the notebook and ranks 0
+and 1 are on the first host, ranks 2 and 3 on the second.
 With the path of a notebook as second argument that is executed, and nothing else.
 """
 

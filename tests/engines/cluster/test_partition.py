@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,16 @@ import pytest
 from tests.engines.cluster import two_hosts
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak]
+
+#: A program that starts what does not end by itself, as the daemons of Slurm.
+DAEMON = """
+import os, signal, subprocess, sys
+subprocess.run(["sh", "-c", "setsid sleep 600 &"])
+print("runs", flush=True)
+if sys.argv[1:]:
+    os.kill(os.getpid(), 9)
+signal.pause()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +43,27 @@ def seen(_module_leaves_nothing: None) -> Iterator[dict[str, Any]]:
 
 def _interfaces() -> set[str]:
     return set(os.listdir("/sys/class/net"))
+
+
+@pytest.mark.parametrize("whom", ["program", "unshare", "tests"])
+@pytest.mark.usefixtures("no_leaks")
+def test_all_ends_with_what_is_killed(whom: str, tmp_path: Path) -> None:
+    """The program, what runs it, as by a limit of time, or the tests themselves."""
+    if why := two_hosts.why_not():
+        pytest.skip(why)
+    program = tmp_path / "program.py"
+    program.write_text(DAEMON)
+    command = two_hosts.command_of(str(program), *(("kill",) * (whom == "program")))
+    if whom == "tests":
+        code = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+        command = [sys.executable, "-c", code, *command]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "runs\n"
+        if whom != "program":
+            running.kill()
+        # The end of all that had it.
+        assert running.stdout.read() == ""
 
 
 def test_ranks_on_both_hosts_work_together(seen: dict[str, Any]) -> None:

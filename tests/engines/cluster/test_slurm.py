@@ -22,7 +22,6 @@ def seen(
     steps = two_hosts.steps_of(
         slurm_jobs.__file__,
         tmp_path_factory.mktemp("slurm"),
-        unshare=["--mount", "--ipc"],
         timeout=500,
     )
     return {one["step"]: one for one in steps}

@@ -29,7 +29,6 @@ def seen(
     steps = two_hosts.steps_of(
         ssh_hosts.__file__,
         tmp_path_factory.mktemp("ssh"),
-        unshare=["--mount", "--ipc"],
         timeout=380,
     )
     return {one["step"]: one for one in steps}

@@ -27,7 +27,6 @@ def seen(_module_leaves_nothing: None) -> dict[str, Any]:
         pytest.skip(why)
     steps = two_hosts.steps_of(
         two_hosts_ucx.__file__,
-        unshare=["--mount"],
         env={k: v for k, v in environment().items() if not k.startswith("UCX_")},
     )
     return {one["step"]: one for one in steps}

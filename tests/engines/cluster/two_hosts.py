@@ -1,10 +1,9 @@
 """Two hosts on one machine, with a cable between them that can fail: a program.
 
-``unshare --net --uts python two_hosts.py`` makes the first host of this
-process, and a second one of a process that waits. The controller and ranks 0
-and 1 are on the first, ranks 2 and 3 on the second. What is seen is printed as
-a line of JSON for each step; the tests read it. Both hosts, and the cable, are
-gone with the processes that hold them.
+Run by `steps_of`, it makes the first host of this process, and a second one of a
+process that waits. The controller and ranks 0 and 1 are on the first, ranks 2 and 3 on
+the second. What is seen is printed as a line of JSON for each step; the tests read it.
+Both hosts, the cable and all processes are gone with this one, however it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -69,13 +68,15 @@ SMALL = "dist.barrier(group=pair)\n        dist.barrier(group=pair)"
 RATE = 1e5
 
 
-#: A network and a hostname of its own, as root of its own if we are not root.
+#: A network, a hostname, memory and processes of its own, as root of its own if we are
+#: not root. All processes end with the first one, and that with us.
 UNSHARE = [
-    "unshare",
+    *("setpriv", "--pdeathsig", "KILL", "unshare"),
     *([] if os.geteuid() == 0 else ["--map-root-user"]),
-    "--net",
-    "--uts",
+    *("--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"),
 ]
+#: The first process: it takes over those whose parents end, and ends with the command.
+FIRST = ["sh", "-c", '"$@"; exit $?', "sh"]
 
 
 #: The kinds of namespaces whose file has another name.
@@ -87,7 +88,8 @@ SYSFS = ["mount", "-t", "sysfs", "sysfs", "/sys"]
 
 def why_not(separate: bool = False) -> str:
     """Return why there can be no two hosts here; empty if there can."""
-    missing = [one for one in ("unshare", "nsenter", "ip") if shutil.which(one) is None]
+    needed = ("setpriv", "unshare", "nsenter", "ip")
+    missing = [one for one in needed if shutil.which(one) is None]
     if missing:
         return f"needs {', '.join(missing)}"
     if not os.access(TUN, os.R_OK | os.W_OK):
@@ -100,27 +102,25 @@ def why_not(separate: bool = False) -> str:
     )
     if tried.returncode == 0 and separate:
         tried = subprocess.run(
-            [*UNSHARE, "--mount", "--ipc", *SYSFS],
-            capture_output=True,
-            text=True,
-            check=False,
+            [*UNSHARE, *SYSFS], capture_output=True, text=True, check=False
         )
     return f"may not make namespaces: {tried.stderr}" if tried.returncode else ""
+
+
+def command_of(program: str, *arguments: str | Path) -> list[str]:
+    """Return the command that runs a program with all of a host for itself."""
+    return [*UNSHARE, *FIRST, sys.executable, program, *map(str, arguments)]
 
 
 def steps_of(
     program: str,
     *arguments: str | Path,
-    unshare: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     timeout: float = 150,
 ) -> list[dict[str, Any]]:
-    """Run a program with a network of its own; return the steps that it prints.
-
-    `unshare`: what else it has for itself.
-    """
+    """Run a program as `command_of` says; return the steps that it prints."""
     ran = subprocess.run(
-        [*UNSHARE, *unshare, sys.executable, program, *arguments],
+        command_of(program, *arguments),
         env=environment() if env is None else env,
         capture_output=True,
         text=True,
@@ -142,7 +142,7 @@ class Hosts:
     """This host, a second one, and the cable between them.
 
     With `separate` the second reaches no shared memory of the first, and both have a
-    ``/sys`` with the network devices of their own; ``unshare`` needs ``--mount`` then.
+    ``/sys`` with the network devices of their own.
     """
 
     def __init__(self, separate: bool = False) -> None:

@@ -1,7 +1,7 @@
 """UCX over TCP between two hosts, which are namespaces of one machine: a program.
 
-``unshare --net --uts --mount python two_hosts_ucx.py``, as `two_hosts`: ranks 0 and 1
-are on the first host, ranks 2 and 3 on the second, which shares no memory with it.
+Run by `two_hosts.steps_of`: ranks 0 and 1 are on the first host, ranks 2 and 3 on the
+second, which shares no memory with it.
 """
 
 from __future__ import annotations
