@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from rankscope.backends.rank_sets import name_ranks
@@ -12,7 +12,7 @@ from ..units import elapsed_text
 from .arrange import Item, folded_cells
 from .rows import Cells
 
-__all__ = ["COLUMNS", "shown", "shown_item"]
+__all__ = ["COLUMNS", "columns_of", "shown", "shown_item"]
 
 #: The longest list of the ranks of a fold; of a longer one, their number is shown.
 RANKS = 24
@@ -46,6 +46,19 @@ COLUMNS = (
     Column("beat", "silent", "since the last heartbeat", True, drop=2),
     Column("verdict", "verdict", "verdict of the diagnosis on the rank"),
 )
+
+
+def columns_of(rows: Iterable[Cells]) -> list[Column]:
+    """Return the columns for these rows: no host, where that is the same for all.
+
+    On several hosts it goes last, with the op.
+    """
+    several = len({row.get("host") for row in rows}) > 1
+    return [
+        replace(column, drop=1) if column.key == "host" else column
+        for column in COLUMNS
+        if column.key != "host" or several
+    ]
 
 
 def shown(rank: int, row: Cells, now: float, least: float = 0.0) -> Row:

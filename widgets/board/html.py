@@ -16,7 +16,7 @@ from ..tables import (
     trusted_html,
 )
 from .arrange import View, arrange
-from .columns import COLUMNS, shown_item
+from .columns import columns_of, shown_item
 from .group import Group
 from .model import BoardModel
 
@@ -115,12 +115,12 @@ def _table(group: Group, now: float) -> str:
     rows = [shown_item(item, ranks, now) for item in items[:_ROWS]]
     # Not where a narrow page cuts them off.
     first = ("rank", "host", "state", "verdict", "op")
-    several = len({row["host"] for row in ranks.values()}) > 1
     columns = [
         column
-        for column in sorted(COLUMNS, key=lambda one: one.key not in first)
-        if (column.drop < _DROP or (several and column.key == "host"))
-        and any(row.texts[column.key] for row in rows)
+        for column in sorted(
+            columns_of(ranks.values()), key=lambda one: one.key not in first
+        )
+        if column.drop < _DROP and any(row.texts[column.key] for row in rows)
     ]
     left = sum(len(item.ranks) for item in items[_ROWS:])
     more = paragraph_html(f"and {left} more ranks", quiet=True) if left else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..tables import fitting, lines
 from .arrange import View, arrange
-from .columns import COLUMNS, shown_item
+from .columns import columns_of, shown_item
 from .group import Group
 from .model import BoardModel
 
@@ -35,12 +35,10 @@ def _table(group: Group, now: float, width: int) -> list[str]:
     table = [shown_item(item, rows, now) for item in items[:_ROWS]]
     columns = [
         column
-        for column in COLUMNS
+        for column in columns_of(rows.values())
         # This text does not change: an empty column stays empty.
         if any(row.texts[column.key] for row in table)
     ]
-    if len({row.texts["host"] for row in table}) == 1:
-        columns = [column for column in columns if column.key != "host"]
     left = sum(len(item.ranks) for item in items[_ROWS:])
     more = [f"… and {left} more ranks"] if left else []
     return lines(fitting(columns, table, width), table) + more

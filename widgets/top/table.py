@@ -23,7 +23,7 @@ from textual.strip import Strip
 from rankscope.backends.printable import printable
 
 from ..board.arrange import Item, View, arrange
-from ..board.columns import COLUMNS, shown_item
+from ..board.columns import COLUMNS, columns_of, shown_item
 from ..board.rows import Cells
 from ..tables import GAP, Column, Row, with_widths
 
@@ -142,10 +142,8 @@ class RankTable(ScrollView, can_focus=True):
                 if text:
                     width = min(cell_len(text), _LONGEST)
                     self._widths[key] = max(self._widths.get(key, 0), width)
-        columns = [one for one in COLUMNS if one.key in self._widths]
-        hosts = {row.get("host") for row in self._rows.values()}
-        if len(hosts) == 1:
-            columns = [one for one in columns if one.key != "host"]
+        columns = columns_of(self._rows.values())
+        columns = [one for one in columns if one.key in self._widths]
         self._full = {
             one.key: max(self._widths[one.key], cell_len(titles[one.key]))
             for one in columns

@@ -956,6 +956,17 @@ class TestTextAndHtml:
         assert max(map(len, table)) <= width
         assert "verdict" in table[0]
 
+    @pytest.mark.parametrize("width", [66, 80])
+    def test_the_host_stays_where_there_are_several(self, width: int) -> None:
+        status, verdicts = simulated.hang(4, 2)
+        for hosts in ("aabb", "aaaa"):
+            named = zip(status.ranks, hosts, strict=True)
+            found = model(*(replace(one, host=f"node-{name}") for one, name in named))
+            found.show_verdicts(verdicts)
+            table = board_text(found, width).splitlines()[4:]
+            assert max(map(len, table)) <= width
+            assert ("node-b" in table[3], "host" in table[0]) == (hosts == "aabb",) * 2
+
     def test_among_many_those_that_stand_out_are_shown(self) -> None:
         status, verdicts = simulated.hang(256, 137)
         found = model(*status.ranks)
