@@ -20,6 +20,9 @@ __all__ = ["Command", "Option", "Parameter", "Values"]
 
 Values = dict[str, Any]
 
+#: The longest synopsis that an error shows, in characters.
+SYNOPSIS = 110
+
 #: What is quoted or escaped, a stretch of blanks, or a character.
 _PART = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.)|\s+|.""", re.DOTALL)
 
@@ -142,8 +145,14 @@ class Command:
         )
 
     def fail(self, message: str) -> NoReturn:
-        """Raise the `UsageError` that IPython prints without a traceback."""
-        raise UsageError(f"{self.title}: {message}\nusage: {self.usage()}")
+        """Raise the `UsageError` that IPython prints without a traceback.
+
+        With the synopsis if that is a line, and else with what shows it.
+        """
+        usage = f"usage: {self.usage()}"
+        if len(usage) > SYNOPSIS:
+            usage = f"{self.title} --help shows its options"
+        raise UsageError(f"{self.title}: {message}\n{usage}")
 
     # -- parsing ------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class Notebook:
         assert "Traceback" not in seen.err + seen.out
         message = seen.err or seen.out
         assert message.startswith("UsageError: ")
-        assert message.count("usage:") == 1
+        assert message.count("usage:") + message.count("--help shows") == 1
         return message
 
 
