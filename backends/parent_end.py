@@ -1,15 +1,10 @@
-"""The end of this process with its parent's.
-
-As a program, ``parent_end.py PID COMMAND ...``, it becomes a command that gets SIGTERM
-at the end of its parent PID.
-"""
+"""The end of this process with its parent's."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-import sys
 
 __all__ = ["end_with"]
 
@@ -17,17 +12,12 @@ __all__ = ["end_with"]
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process once `parent`, which started it, has ended.
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process once `parent`, which started it, has ended.
 
-    By default it kills the process. What counts is the thread that has started it.
+    What counts is the thread that has started it.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         # It has ended before the call.
         os._exit(1)
-
-
-if __name__ == "__main__":
-    end_with(int(sys.argv[1]), signal.SIGTERM)
-    os.execvp(sys.argv[2], sys.argv[2:])

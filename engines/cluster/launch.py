@@ -20,14 +20,14 @@ from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets import TraitError
 from traitlets.config import Config
 
-from rankscope.backends import BackendConfig, parent_end
+from rankscope.backends import BackendConfig
 from rankscope.backends.errors import DistBackendError
 from rankscope.backends.install import pip_install, with_extra
 from rankscope.backends.interface.registry import resolve
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
-from . import controller_main
+from . import controller_main, mpiexec_main
 from .cluster_file import cluster_files, is_elsewhere
 from .engine_launcher import ForkedEngineSetLauncher
 from .files import session_folder
@@ -155,12 +155,8 @@ def prepare(
         )
     if launched.uses_mpi:
         try:
-            _configure_mpi(cluster.config, session_folder(cluster.cluster_id), hosts)
-            if not keep:
-                # It gets a signal at the end of this process.
-                leash = [sys.executable, "-I", "-S", parent_end.__file__]
-                launcher = cluster.config.MPILauncher
-                launcher.mpi_cmd = [*leash, str(os.getpid()), *launcher.mpi_cmd]
+            folder = session_folder(cluster.cluster_id)
+            _configure_mpi(cluster.config, folder, hosts, 0 if keep else os.getpid())
             if hosts is not None:
                 address = hosts.address
                 cluster.controller_ip = cluster.controller_location = address
@@ -277,7 +273,7 @@ def find(
         if launched.cluster.controller is not None:
             if launched.uses_mpi:
                 folder = session_folder(launched.cluster.cluster_id)
-                _configure_mpi(launched.cluster.config, folder, None)
+                _configure_mpi(launched.cluster.config, folder, None, 0)
             client = private.connect(
                 lambda context: launched.run(
                     launched.cluster.connect_client(context=context, timeout=timeout),
@@ -359,10 +355,13 @@ def find_mpiexec() -> str | None:
     return shutil.which("mpiexec", path=path)
 
 
-def _configure_mpi(config: Config, folder: Path, hosts: Hosts | None) -> None:
+def _configure_mpi(
+    config: Config, folder: Path, hosts: Hosts | None, owner: int
+) -> None:
     """Find mpiexec, and set what Open MPI needs to run and to survive a death.
 
-    With `hosts` its ranks are on these, which it reaches by ssh.
+    With `hosts` its ranks are on these, which it reaches by ssh. They end with the
+    process `owner`, unless that is 0, and with them what they have started.
 
     Open MPI puts its session files into `folder`: a killed mpiexec leaves them, and a
     later one that gets its pid does not start. Settings of the profile's own
@@ -370,20 +369,23 @@ def _configure_mpi(config: Config, folder: Path, hosts: Hosts | None) -> None:
     """
     launcher = config.MPILauncher
     if "mpi_cmd" not in launcher:
-        mpiexec = find_mpiexec()
-        if mpiexec is None:
+        found = find_mpiexec()
+        if found is None:
             raise ClusterStartError(
                 "engines='mpi': no mpiexec found beside this Python or on PATH; "
                 f"install one with: {pip_install(with_extra('mpi'))}"
             )
-        launcher.mpi_cmd = [mpiexec]
+        launcher.mpi_cmd = [found]
     version = subprocess.run(
         [*launcher.mpi_cmd, "--version"], capture_output=True, text=True, check=False
     ).stdout
+    mpiexec = launcher.mpi_cmd
+    main = [sys.executable, "-I", "-S", mpiexec_main.__file__, str(owner)]
+    launcher.mpi_cmd = [*main, *mpiexec]
     if "Open MPI" not in version and "OpenRTE" not in version:
         if hosts is not None:
             raise ClusterStartError(
-                f"{launcher.mpi_cmd[0]} is not Open MPI's mpiexec, the only one that "
+                f"{mpiexec[0]} is not Open MPI's mpiexec, the only one that "
                 "can start ranks on hosts here"
             )
         return

@@ -43,6 +43,14 @@ main = sys.modules["__main__"].__dict__ is globals()
 """
 NAMES = ("argv", "folder", "stdin", "dispositions", "product", "main")
 
+#: Starts a process, and one that has left its parent, and its session.
+STARTS = """
+import subprocess
+echo = ["sh", "-c", "setsid sleep 600 >&- 2>&- & echo $!"]
+daemon = int(subprocess.check_output(echo))
+child = subprocess.Popen(["sleep", "600"]).pid
+"""
+
 #: Imports what the fork server imports, and prints what must not be there.
 PRELOAD = """
 import importlib, os, sys, threading
@@ -136,14 +144,8 @@ class TestForkedEngines:
     @pytest.mark.parametrize("engines", ["local", "spawn"])
     def test_what_a_rank_has_started_ends_with_the_ranks(self, engines: str) -> None:
         """Also what has left its parent, and its session."""
-        code = (
-            "import subprocess\n"
-            "daemon = int(subprocess.check_output("
-            "['sh', '-c', 'setsid sleep 600 >&- 2>&- & echo $!']))\n"
-            "child = subprocess.Popen(['sleep', '600']).pid"
-        )
         with Cluster.start(1, engines=engines) as cluster:
-            cluster.execute(code).result(WAIT)
+            cluster.execute(STARTS).result(WAIT)
             pids = [cluster.pull(name, 0)[0] for name in ("daemon", "child")]
             started = [psutil.Process(pid) for pid in pids]
         assert [one for one in started if lives(one)] == []

@@ -17,6 +17,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from rankscope.engines.cluster.files import session_folder
 from rankscope.engines.cluster.processes import process_start_time
+from tests.engines.cluster.test_fork_launcher import STARTS
 
 WAIT = 60
 
@@ -100,6 +101,8 @@ import os, pathlib, signal, sys
 from rankscope.engines import Cluster
 cluster = Cluster(2, engines="mpi")
 pids = [one.pid for one in cluster._launched.processes()]
+cluster.execute(sys.argv[2]).result(60)
+pids += [pid for one in ("daemon", "child") for pid in cluster.pull(one).values()]
 pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, pids)))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -107,10 +110,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.usefixtures("no_leaks")
 def test_the_job_of_a_killed_notebook_ends(tmp_path: Path) -> None:
-    """The kernel ends mpiexec and the controller, which they end in turn."""
+    """The kernel ends mpiexec and the controller, which end their own in turn.
+
+    And what ranks have started ends, also where that has left them.
+    """
     written = tmp_path / "pids"
-    owner = subprocess.run([sys.executable, "-c", KILLED, str(written)], check=False)
+    command = [sys.executable, "-c", KILLED, str(written), STARTS]
+    owner = subprocess.run(command, check=False)
     assert owner.returncode == -signal.SIGKILL
     pids = [*map(int, written.read_text().split())]
-    assert len(pids) >= 4
+    assert len(pids) >= 8
     until(lambda: not any(map(process_start_time, pids)), WAIT, "all to end")
