@@ -25,8 +25,10 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             # Who has not entered it comes after what is wrong with it.
             continue
         targets = (*wait.absent, *_unable(wait, picture))
-        if not targets and wait.place not in held_back and _is_telling(wait, picture):
-            targets = wait.unknown
+        if not targets and wait.place not in held_back:
+            # Ranks with records may be in what hangs from that cause, unseen.
+            told = has_cause and all(picture.rank(one).recorded for one in wait.unknown)
+            targets = wait.unknown if not told and _is_telling(wait, picture) else ()
         if wait.unsure and has_cause:
             # It may be over on the other side, and hang here from that cause.
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rankscope.backends.observe.verdicts import Fault
 from rankscope.backends.post_mortem.report import Report, examine
 from tests.backends.post_mortem.dumps import Rank, write
 
-WORLD = {"default_pg": range(4)}
+WORLD: dict[str, Sequence[int]] = {"default_pg": range(4)}
 #: The ops of a batch, none where they are not listed, and the entry that ends it.
 BATCHES = [
     ((), "coalesced"),
