@@ -382,6 +382,8 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
     causes = [error for error in failures if not error.is_abort_echo]
     if not causes:
         causes, failures = failures, []
+    # What a group raised may come from what a rank alone did.
+    causes.sort(key=lambda error: error.ename.startswith("Dist"))
     parts = []
     for members in group_by(causes, failure_key).values():
         # Of a timeout the shortest message: the others add who was told by whom.

@@ -80,6 +80,12 @@ def test_deaths_with_other_exit_codes_are_told_apart() -> None:
     assert third.startswith(" 3: EngineDied: killed by SIGKILL (")
 
 
+def test_what_a_rank_alone_did_comes_before_what_its_group_raised() -> None:
+    group = error(0, "DistError", "rank 1 has nothing to send: its obj")
+    alone = error(1, "TypeError", "obj cannot be pickled")
+    assert summary_of([group, alone]).startswith("rank 1: TypeError: obj cannot be")
+
+
 def test_a_rank_that_is_part_of_the_reason_stays() -> None:
     said = (
         "all_reduce #1 of group 'default' on rank 0 (cell 7 line 3): all_reduce: dtype "
