@@ -246,7 +246,8 @@ def _missing(
 ) -> list[dict[str, Any]]:
     """Return the collectives that some ranks wait in and others have not entered.
 
-    Also those that were aborted, until the group is rebuilt and has another op.
+    Also those that were aborted, until the group is rebuilt and has another op. The
+    last ones are those whose missing ranks are held up themselves.
     """
     latest: dict[_Group, int] = {}
     for group, members, generation, _ in _collectives(lanes):
@@ -257,23 +258,40 @@ def _missing(
         waiting = [work for work in works.values() if work.record["state"] in _WAITS]
         absent = sorted(set(members) - works.keys())
         if waiting and absent and generation == latest[group, members]:
+            since, until = min(work.created for work in waiting), _end(waiting)
             found.append(
                 {
                     "group": groups[group, members],
                     "ranks": absent,
                     "seq": seq,
                     "op": waiting[0].record["op"],
-                    "since": min(work.created for work in waiting) - origin,
-                    "until": _end(waiting, origin),
+                    "since": since - origin,
+                    "until": -1 if until == -1 else until - origin,
+                    "held": _held(lanes, absent, since, until),
                 }
             )
-    return found
+    return sorted(found, key=lambda one: bool(one["held"]))
 
 
-def _end(works: Sequence[_Work], origin: int) -> int:
+def _held(lanes: Sequence[_Lane], ranks: Sequence[int], since: int, until: int) -> str:
+    """Return the op that `ranks` wait in meanwhile; empty if one of them does not."""
+    ops: dict[int, str] = {}
+    for lane in lanes:
+        for work in lane.works if lane.rank in ranks else ():
+            record = work.record
+            begun = until == -1 or work.created < until
+            if record["state"] in _WAITS and begun and not -1 < work.ended < since:
+                number = sequence_number(record)
+                ops[lane.rank] = f"{record['op']} #{number} of group '{lane.group}'"
+    if len(ops) < len(ranks):
+        return ""
+    return ops[ranks[0]] if len(set(ops.values())) == 1 else "other ops"
+
+
+def _end(works: Sequence[_Work]) -> int:
     """Return when the last of `works` ended; -1 while one is in flight."""
     ends = [work.ended for work in works]
-    return -1 if -1 in ends else max(ends) - origin
+    return -1 if -1 in ends else max(ends)
 
 
 # -- sends and receives ------------------------------------------------------------

@@ -179,7 +179,7 @@ export class Timeline {
     const behind = late.find(
       ({ group, span: [begun, ended] }) => groups.has(group) && begun <= to && ended >= from,
     );
-    setText(this.summary, absent ? tellMissing(absent) : (behind?.text ?? ""));
+    setText(this.summary, absent ? tellMissing(absent, this.wide) : (behind?.text ?? ""));
   }
 
   /** Scroll to the conspicuous lane among many, once. */

@@ -58,10 +58,15 @@ export function isMissing(missing, lane) {
   return missing.some(({ group, ranks }) => group === lane.group && ranks.includes(lane.rank));
 }
 
-/** A sentence on a collective that some ranks have not entered. */
-export function tellMissing({ ranks, op, seq }) {
-  const who = nameRanks(ranks);
-  return `${who} ${ranks.length > 1 ? "have" : "has"} not entered ${op} #${seq}`;
+/**
+ * A sentence on a collective that some ranks have not entered, with the name of the group
+ * where it is `wide`, and with what holds them up.
+ */
+export function tellMissing({ group, ranks, op, seq, held }, wide) {
+  const [have, are] = ranks.length > 1 ? ["have", "they are"] : ["has", "it is"];
+  const where = wide ? ` of group '${group.name}'` : "";
+  const why = held ? `: ${are} in ${held}` : "";
+  return `${nameRanks(ranks)} ${have} not entered ${op} #${seq}${where}${why}`;
 }
 
 /** The time from the first work to the last. */

@@ -1,6 +1,6 @@
 import {
-  W, describeMessages, describeWork, endOf, extentOf, lanesOf, messagesOf, nearest, recentOf, twinOf,
-  unpack, workNear,
+  W, describeMessages, describeWork, endOf, extentOf, lanesOf, messagesOf, nearest, recentOf,
+  tellMissing, twinOf, unpack, workNear,
 } from "/widgets/board/page/works.js";
 import { equal, test } from "./harness.js";
 
@@ -118,4 +118,12 @@ test("a group of two messages is one", () => {
   const second = unpack(message(), first);
   equal([first.lanes[0], first.missing[0], first.late[0]].map(({ group }) => group).every((one) => one === first.groups[0]), true);
   equal(second.lanes[0].group === first.lanes[0].group, true);
+});
+
+test("who is missing is told with what holds it up", () => {
+  const one = { group: TP, ranks: [2], op: "all_reduce", seq: 3, held: "" };
+  equal(tellMissing(one, false), "rank 2 has not entered all_reduce #3");
+  equal(tellMissing(one, true), "rank 2 has not entered all_reduce #3 of group 'tp'");
+  const held = { ...one, ranks: [1, 2], held: "send #1 of group 'dp'" };
+  equal(tellMissing(held, false), "ranks 1–2 have not entered all_reduce #3: they are in send #1 of group 'dp'");
 });
