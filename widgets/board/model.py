@@ -12,8 +12,6 @@ seconds on the clock of ``now``.
 
 from __future__ import annotations
 
-import functools
-import re
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,7 +25,6 @@ from rankscope.backends.observe.lateness import (
     late_lines,
 )
 from rankscope.backends.observe.verdicts import Fault, Verdict, on_group
-from rankscope.backends.rank_sets import brief_members
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.engines.status import advice_of
 
@@ -36,6 +33,7 @@ from .banner import Banner, banner_of, verdict_cells
 from .group import NO_GROUP, Group, blamed
 from .late import late_cells
 from .rows import Cells, as_aborted, cells, text
+from .tabs import place_of, tabs_of
 
 __all__ = ["BoardModel", "Message"]
 
@@ -152,22 +150,14 @@ class BoardModel:
         if found is None:
             self._first = self._first or key.name
             found = self._known[key] = Group(
-                f"g{self._created}", text(key.name, 60), key, self._place(key)
+                f"g{self._created}",
+                text(key.name, 60),
+                key,
+                place_of(key, self._first),
             )
             self._created += 1
             insort(self.groups, found, key=lambda one: one.place)
         return found
-
-    def _place(self, key: GroupKey) -> tuple[Any, ...]:
-        """Return by what groups are in the order of their tabs.
-
-        The group of all ranks, which ranks report first, has the first one, and the
-        ranks without a group have the last. The others go by name, ``dp_9`` before
-        ``dp_10``.
-        """
-        parts = re.split(r"(\d+)", text(key.name, 60))
-        name = [int(one) if place % 2 else one for place, one in enumerate(parts)]
-        return key.name == NO_GROUP, key.name != self._first, name, key.ranks
 
     def _set_row(
         self, group: Group, rank: RankStatus, status: GroupStatus | None, now: float
@@ -234,37 +224,7 @@ class BoardModel:
 
     def tabs(self) -> list[dict[str, Any]]:
         """Return the data of the tabs, in order."""
-        names = [group.name for group in self.groups]
-        copies = self._copies()
-        found = []
-        for group in self.groups:
-            label = group.name
-            if names.count(group.name) > 1:
-                label += f" ({brief_members(group.ranks)})"
-            if group.library:
-                label += f" · {group.library}"
-            verdicts = on_group(self.verdicts, group.key)
-            found.append({**group.info(label, verdicts), "copy": group.key in copies})
-        return found
-
-    def _copies(self) -> set[GroupKey]:
-        """Return the idle groups of which there is a newer one: a cell ran again.
-
-        ``rows (2)`` has the ranks of ``rows``, which nobody may use any more.
-        """
-        newest: dict[tuple[str, tuple[int, ...]], tuple[int, GroupKey]] = {}
-        known = []
-        for group in self.groups:
-            name, count = _counted(group.key.name)
-            one = (name, group.ranks)
-            known.append((one, group))
-            newest[one] = max(newest.get(one, (0, group.key)), (count, group.key))
-        return {
-            group.key
-            for one, group in known
-            if newest[one][1] != group.key
-            and all(row["mood"] in ("calm", "busy") for row in group.base.values())
-        }
+        return tabs_of(self.groups, self.verdicts)
 
     def _holds(self, verdict: Verdict) -> bool:
         """Return whether a verdict still agrees with the status of the ranks.
@@ -391,13 +351,6 @@ class BoardModel:
         for key in self._sent_rows.keys() - by_id.keys():
             del self._sent_rows[key]
         return found
-
-
-@functools.lru_cache(4096)
-def _counted(name: str) -> tuple[str, int]:
-    """Return the name that a program gave a group, and which of that name it is."""
-    found = re.fullmatch(r"(.+) \((\d{1,9})\)", name)
-    return (found[1], int(found[2])) if found else (name, 1)
 
 
 def _same_line(old: Cells, new: Cells) -> bool:
