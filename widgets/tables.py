@@ -239,7 +239,7 @@ def _section(columns: Sequence[Column], section: Section) -> str:
 
 def _cell(column: Column, row: Row) -> str:
     shape = _shape(row.mood) if column.key == "state" else ""
-    wrong = row.mood == "error" and column.key in ("state", "verdict")
+    wrong = row.mood == "error" and column.key == "state"
     wrong |= row.blamed and column.key == "verdict"
     style = f"{_aligned(column)};{_ERROR}" if wrong else _aligned(column)
     return f'<td style="{style}">{shape}{escape(row.texts[column.key])}</td>'

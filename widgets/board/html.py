@@ -31,6 +31,11 @@ _GROUPS = 16
 _DROP = 7
 #: As on the board, whatever the output of a cell has.
 _SUMMARY = "cursor:pointer;font-size:12px;opacity:.75"
+#: JupyterLab breaks lines of errors within words, also where there is room for none.
+_ERRORS = (
+    '<style>.jp-RenderedText[data-mime-type="application/vnd.jupyter.stderr"] pre '
+    "{ word-break: normal; overflow-wrap: anywhere; }</style>"
+)
 #: The states of groups that come first.
 _FIRST = ("hung", "aborted", "rank dead", "no answer", "in flight")
 
@@ -52,7 +57,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     ]
     if head.get("state") == "running":
         parts.append(paragraph_html(_about_picture(banner.mood), quiet=True))
-    parts += _groups(model)
+    parts += [*_groups(model), trusted_html(_ERRORS)]
     return f'<div class="rankscope-board {escape(name)}">{block_html(parts)}</div>'
 
 
@@ -64,8 +69,8 @@ def hang_html(
     A bar of the board `name` takes the place of `text`.
     """
     said = f"<p>As of {when}: {escape(text)}</p>"
-    about = f'<div class="{escape(name)}-hang">{said}</div>'
-    return f"{about}{trusted_html(in_fold(picture, opens, _SUMMARY))}"
+    drawn = trusted_html(in_fold(picture, opens, _SUMMARY))
+    return f'<div class="{escape(name)}-hang"><div>{said}{drawn}</div></div>'
 
 
 def _about_picture(mood: str) -> str:

@@ -311,7 +311,7 @@ class TestTable:
         assert ("algbw" in titles) == (width == 1500)
         # The op goes last, and before it the line.
         assert ("op" in titles) == (width >= 480)
-        assert ("line" in titles) == (width >= 600)
+        assert ("line" in titles) == (width >= 480)
         assert ("seq" in titles) == (width >= 600)
         cut = scene.page.page.evaluate(
             """() => [...document.querySelector(".rankscope-live").shadowRoot

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.verdicts import WaitFor
+from rankscope.widgets.board.html import hang_html
 from tests.widgets import simulated
 from tests.widgets.clicks import click_yes
 from tests.widgets.scene import Scene
@@ -73,15 +76,21 @@ def test_abort_asks_and_aborts(scene: Scene) -> None:
 def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     """The sentence of the output gives way to it, and it goes with the output."""
     page = scene.page.page
-    scene.take(*simulated.hang(4, 2))
+    status, (verdict,) = simulated.hang(4, 2)
+    cycle = (WaitFor(0, 1, "recv #1", "pp"), WaitFor(1, 0, "recv #1", "pp"))
+    scene.take(status, [replace(verdict, cycle=cycle)])
+    saved = hang_html("Missing ranks: why", "the-board", "14:03:12", "<svg></svg>")
     page.evaluate(
-        "() => document.body.insertAdjacentHTML("
-        "'afterbegin', \"<div id='out'><div class='the-board-hang'>"
-        '<p>Missing ranks: why</p></div></div>")'
+        "html => document.body.insertAdjacentHTML("
+        "'afterbegin', `<div id=\"out\">${html}</div>`)",
+        saved,
     )
     bar = page.locator("#out .rankscope-hang")
     until(lambda: "Rank 2 has not entered" in bar.locator(".line").inner_text())
     assert not page.get_by_text("Missing ranks: why").is_visible()
+    titles = page.locator("#out").get_by_text("Who waits for whom")
+    assert [one.is_visible() for one in titles.all()] == [False, True]
+    assert bar.locator(".line svg").is_visible()
     assert bar.get_by_role("button", name="Unpin").count() == 0
     bar.get_by_role("button", name="Abort").click()
     assert "Abort group 'default' on 4 ranks?" in bar.locator(".line").inner_text()

@@ -4,6 +4,25 @@ import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { withPlaces } from "./links.js";
 import { moodClass } from "./text.js";
 
+/** The picture of who waits for whom, in a part that opens and closes. */
+export function makeWaitGraph() {
+  const element = make("details", "wait-graph");
+  const drawing = make("div");
+  element.append(make("summary", "", "Who waits for whom"), drawing);
+  let drawn = null;
+  let opened = false;
+  return {
+    element,
+    show(picture = "", opens = false) {
+      element.hidden = !picture;
+      // Made by wait_shapes.py, with all names escaped: no text of a rank is markup in it.
+      if (picture !== drawn) drawing.innerHTML = drawn = picture;
+      // As the user has left it, until another kind of picture comes.
+      if (picture && opens !== opened) element.open = opened = opens;
+    },
+  };
+}
+
 /** `goTo(place)` is called where a place in a sentence is pressed. */
 export function makeBanner(dismiss, goTo) {
   const element = make("div", "banner calm");
@@ -15,9 +34,7 @@ export function makeBanner(dismiss, goTo) {
   const more = make("div", "more");
   const said = make("div", "", null, { role: "status", tabindex: "-1" });
   said.append(line, more);
-  const graph = make("details", "wait-graph");
-  const drawing = make("div");
-  graph.append(make("summary", "", "Who waits for whom"), drawing);
+  const graph = makeWaitGraph();
   const hang = make("p", "last quiet");
   const over = make("span");
   const away = make("button", "small", "Dismiss", { type: "button" });
@@ -28,21 +45,15 @@ export function makeBanner(dismiss, goTo) {
   });
   hang.append(over, " ", away);
   const words = make("div", "words");
-  words.append(said, graph, hang);
+  words.append(said, graph.element, hang);
   element.append(shape, words);
   let shown = null;
-  let drawn = null;
-  let opened = false;
   let told = null;
   return {
     element,
-    show({ mood, title: name, text: sentence, more: others, last, picture = "", opens }) {
+    show({ mood, title: name, text: sentence, more: others, last, picture, opens }) {
       const sentences = [sentence, ...others];
-      graph.hidden = !picture;
-      // Made by wait_shapes.py, with all names escaped: no text of a rank is markup in it.
-      if (picture !== drawn) drawing.innerHTML = drawn = picture;
-      // As the user has left it, until another kind of picture comes.
-      if (picture && opens !== opened) graph.open = opened = opens;
+      graph.show(picture, opens);
       hang.hidden = !last;
       if (last !== told) over.replaceChildren(...withCode((told = last) ?? "", goTo));
       setAttribute(element, "class", `banner ${moodClass(mood)}`);

@@ -3,6 +3,7 @@
 // board above itself.
 
 import { OUTCOME_SHOWN, makeActions } from "./actions.js";
+import { makeWaitGraph } from "./banner.js";
 import { Board } from "./board.js";
 import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { makeHost, noteFocus } from "./host.js";
@@ -45,6 +46,11 @@ export class Bar {
       line.append(away);
     }
     this.body.append(this.drawer, line);
+    if (!this.unpin) {
+      // A pinned one is a line: the board has the picture.
+      this.graph = makeWaitGraph();
+      line.append(this.graph.element);
+    }
     this.focus = noteFocus(this);
     this.showOutcome("", true);
   }
@@ -69,7 +75,7 @@ export class Bar {
   }
 
   draw() {
-    const { mood, title, text } = this.store.headline;
+    const { mood, title, text, picture, opens } = this.store.headline;
     setAttribute(this.body, "class", this.store.live ? "board" : "board over");
     setAttribute(this.shape, "class", `shape ${moodClass(mood)}`);
     setText(this.title, title);
@@ -80,6 +86,7 @@ export class Bar {
       );
     }
     setAttribute(this.text, "title", said);
+    this.graph?.show(picture, opens);
     // A question is about the group that it names.
     if (!this.buttons.asking()) this.buttons.update();
   }

@@ -42,6 +42,7 @@ function inhabit(store, model) {
       // An output whose HTML is replaced keeps its board.
       const board = homeless.pop() ?? new Board(store);
       board.moveTo(home);
+      board.element.classList.toggle("docked", home.closest(DOCKED) !== null);
       homes.set(home, board);
       if (home.closest(DOCKED)) sight.observe(home);
     }

@@ -3,6 +3,7 @@
 import { isHidden } from "./cells.js";
 
 const PADDING = 18; // px between two columns, and reserve for wide letters
+const CLOSE = 12; // px between two where there is little room; as in board.css
 const SHAPE = 16; // px of the shape before a state
 export const BAR = 44; // px of the bar beside the elapsed time
 const STAY = / for [\d.]+ \w+$/; // what stayText adds to a line
@@ -20,12 +21,13 @@ const FIT = 1; // px for rounding
  */
 export function placeColumns(columns, longest, filled, { room, single, measure }) {
   const widthOf = ({ key, title }, text, level) => {
-    if (key === "elapsed" && level <= BARE) return Math.ceil(measure(title) + PADDING);
+    const padding = level <= BARE ? CLOSE : PADDING;
+    if (key === "elapsed" && level <= BARE) return Math.ceil(measure(title) + padding);
     const shown = key === "line" && level <= BARE ? text.replace(STAY, "") : text;
     // The bar is for what ops usually take, which stands behind the elapsed time.
     const bar = text.includes(" / ") ? BAR + 8 : 0;
     const more = { state: SHAPE, elapsed: bar }[key] ?? 0;
-    return Math.ceil(measure(shown) + PADDING + more);
+    return Math.ceil(measure(shown) + padding + more);
   };
   const at = (level) => {
     let width = 0;

@@ -52,8 +52,8 @@ test("times and medians go before a column that matters goes", () => {
   const bare = place(620);
   equal(bare.shown.includes("line"), true);
   equal(bare.level <= 4, true);
-  equal(bare.places[3].width, "cell 7 line 4".length * 10 + 18);
-  equal(bare.places[4].width, "elapsed".length * 10 + 18);
+  equal(bare.places[3].width, "cell 7 line 4".length * 10 + 12);
+  equal(bare.places[4].width, "elapsed".length * 10 + 12);
 });
 
 test("empty columns and the only host take no room", () => {
