@@ -1131,6 +1131,12 @@ class TestMany:
         assert len(ranks()) == 65
         press("63 ranks")
         press("Culprits only")
+        # Also below the mouse it looks pressed.
+        pressed = [
+            scene.button(name).evaluate("it => getComputedStyle(it).backgroundColor")
+            for name in ("Culprits only", "Fold equal rows")
+        ]
+        assert pressed[0] == pressed[1]
         assert ranks() == ["41"]
         assert "1 of 64 ranks" in scene.texts("table-tools")[0]
         press("Culprits only")

@@ -5,6 +5,7 @@ import { isHidden } from "./cells.js";
 const PADDING = 18; // px between two columns, and reserve for wide letters
 const CLOSE = 12; // px between two where there is little room; as in board.css
 const SHAPE = 16; // px of the shape before a state
+const EDGE = 6; // px between the red edge of a row and its ranks
 export const BAR = 44; // px of the bar beside the elapsed time
 const STAY = / for [\d.]+ \w+$/; // what stayText adds to a line
 const LEVELS = [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go first
@@ -26,7 +27,7 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
     const shown = key === "line" && level <= BARE ? text.replace(STAY, "") : text;
     // The bar is for what ops usually take, which stands behind the elapsed time.
     const bar = text.includes(" / ") ? BAR + 8 : 0;
-    const more = { state: SHAPE, elapsed: bar }[key] ?? 0;
+    const more = { rank: EDGE, state: SHAPE, elapsed: bar }[key] ?? 0;
     return Math.ceil(measure(shown) + padding + more);
   };
   const at = (level) => {
