@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ class Session:
         self._watch: StallWatch | None = None
         self._spans: Spans | None = None
         self._metrics: MetricsServer | None = None
-        self._verdicts: Sequence[Verdict] = ()
+        # Each with the time at which it was found.
+        self._verdicts: Sequence[tuple[Verdict, str]] = ()
 
     @property
     def cluster(self) -> Cluster | Job | None:
@@ -89,7 +91,7 @@ class Session:
             self._board = Board(
                 self._cluster, shell, self._cluster.diagnose, self._pinned
             )
-            self._board.show_verdicts(self._verdicts)
+            self._board.show_verdicts([one for one, _ in self._verdicts])
             self.watch()
         self._board.show()
 
@@ -112,7 +114,8 @@ class Session:
         return self._metrics.address
 
     def _tell(self, verdicts: Sequence[Verdict]) -> None:
-        self._verdicts = verdicts
+        now, known = time.strftime("%H:%M:%S"), {str(v): t for v, t in self._verdicts}
+        self._verdicts = [(one, known.get(str(one), now)) for one in verdicts]
         if self._spans is not None:
             self._spans.note_verdicts(verdicts)
         if self._board is not None:
@@ -120,13 +123,14 @@ class Session:
 
     def hang(self, ranks: Collection[int]) -> Mapping[str, str] | None:
         """Return why a cell that runs on `ranks` hangs, as the data of an output."""
-        for one in self._verdicts if self.in_cells else ():
+        for one, when in self._verdicts if self.in_cells else ():
             if self._is_outdated(one):
                 continue
             if not {*one.waiting, *one.culprits}.isdisjoint(ranks):
                 text = f"{one.fault.value.capitalize()}: {one}"
                 if self._board is not None:
-                    return self._board.hang_bundle(text, one)
+                    # With the present time it would be a new output each second.
+                    return self._board.hang_bundle(text, one, when)
                 return {"text/plain": f"{text} (an interrupt ends the cell)"}
         return None
 

@@ -232,8 +232,11 @@ class Board(anywidget.AnyWidget):
             }
         return bundle
 
-    def hang_bundle(self, text: str, verdict: Verdict) -> dict[str, str]:
-        """Return why a cell hangs as an output, which the page puts a bar into."""
+    def hang_bundle(self, text: str, verdict: Verdict, when: str) -> dict[str, str]:
+        """Return why a cell hangs as an output, which the page puts a bar into.
+
+        `when` is the time at which it was found.
+        """
         if self._needs_view():
             text += " (`rankscope abort` in a terminal ends it)"
         return {
@@ -241,7 +244,7 @@ class Board(anywidget.AnyWidget):
             "text/html": hang_html(
                 text,
                 self.name,
-                time.strftime("%H:%M:%S"),
+                when,
                 picture_of(verdict),
                 bool(verdict.cycle),
             ),

@@ -95,6 +95,14 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     bar.get_by_role("button", name="Abort").click()
     assert "Abort group 'default' on 4 ranks?" in bar.locator(".line").inner_text()
     scene.page.shot("board-hang-in-cell")
+    # The question stays, with the focus, where why it hangs has changed.
+    page.evaluate(
+        "html => document.getElementById('out').innerHTML = html",
+        hang_html("Missing ranks: others", "the-board", "14:03:13"),
+    )
+    yes = "document.querySelector('.rankscope-hang').shadowRoot.activeElement"
+    until(lambda: page.evaluate(f"() => {yes}?.textContent") == "yes")
+    assert "Abort group 'default' on 4 ranks?" in bar.locator(".line").inner_text()
     click_yes(bar.get_by_role("button", name="yes"))
     until(lambda: any(one.get("do") == "abort" for one in scene.page.sent()))
     page.evaluate("() => document.getElementById('out').replaceChildren()")

@@ -63,6 +63,13 @@ export class Bar {
     parent.append(this.element);
   }
 
+  /** Stand in an element of the output of a cell; keep the focus. */
+  moveTo(home) {
+    const { target } = this.focus;
+    home.append(this.element);
+    target?.focus({ preventScroll: true });
+  }
+
   /** The group that stands first: that of the verdict. */
   tab() {
     const { groups, headline } = this.store;

@@ -47,21 +47,28 @@ function inhabit(store, model) {
       if (home.closest(DOCKED)) sight.observe(home);
     }
     homeless.forEach((board) => board.destroy());
+    const unused = new Map(); // cell → the bar of an output that is gone
     for (const [home, { cell, one }] of hangs) {
       if (home.isConnected) continue;
-      const { target } = one.focus;
-      one.destroy();
+      unused.set(cell, one);
       hangs.delete(home);
-      // The focus would fall to the page: what comes next is Rebuild, if it is in sight.
-      const seen = [...homes.values()].find(({ visible }) => visible);
-      if (target) (seen?.buttons.of("Rebuild") ?? cell)?.focus({ preventScroll: true });
     }
     for (const home of document.getElementsByClassName(`${name}-hang`)) {
       if (hangs.has(home)) continue;
       for (const child of home.children) child.hidden = true;
-      const one = new Bar(store);
-      hangs.set(home, { cell: home.closest(".jp-Cell"), one });
-      home.append(one.element);
+      const cell = home.closest(".jp-Cell");
+      // Why the cell hangs has changed: a question in the bar is open still.
+      const one = unused.get(cell) ?? new Bar(store);
+      unused.delete(cell);
+      hangs.set(home, { cell, one });
+      one.moveTo(home);
+    }
+    for (const [cell, one] of unused) {
+      const { target } = one.focus;
+      one.destroy();
+      // The focus would fall to the page: what comes next is Rebuild, if it is in sight.
+      const seen = [...homes.values()].find(({ visible }) => visible);
+      if (target) (seen?.buttons.of("Rebuild") ?? cell)?.focus({ preventScroll: true });
     }
     pin();
   };
