@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -309,7 +310,7 @@ class Lateness:
             # On a loaded machine the order in which ranks leave one op and enter the
             # next, right after it, is the algorithm's: no link need be slow.
             found = [one for one in found if one.pattern is not Pattern.LEAVES_LATE]
-        kept = _without_pauses([one for ops in moments.values() for one in ops])
+        kept = _without_pauses(_of_one_time([*moments.values()]))
         ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
         return GroupLateness(
             group.key,
@@ -350,16 +351,23 @@ def _current(
 ) -> dict[tuple[str, str], Sequence[JointOp]]:
     """Return the lines whose next op was not due long before the last op of all."""
 
-    def left(op: JointOp) -> int:
-        return next(iter(op.values())).left
-
-    newest = max(left(ops[-1]) for ops in lines.values())
+    newest = max(_left(ops[-1]) for ops in lines.values())
     found = {}
     for where, ops in lines.items():
-        period = (left(ops[-1]) - left(ops[0])) / max(1, len(ops) - 1)
-        if newest - left(ops[-1]) <= OVERDUE * period + GRACE:
+        period = (_left(ops[-1]) - _left(ops[0])) / max(1, len(ops) - 1)
+        if newest - _left(ops[-1]) <= OVERDUE * period + GRACE:
             found[where] = ops
     return found
+
+
+def _of_one_time(lines: Sequence[Sequence[Moment]]) -> list[Moment]:
+    """Return the ops since all of each line are kept: of rare ones, older ones are."""
+    since = max((_left(ops[0].op) for ops in lines if len(ops) == KEPT), default=0)
+    return [one for ops in lines for one in ops if _left(one.op) >= since]
+
+
+def _left(op: JointOp) -> int:
+    return next(iter(op.values())).left
 
 
 def _without_pauses(ops: Sequence[Moment]) -> list[Moment]:
@@ -380,6 +388,21 @@ def _share(ranks: Iterable[int], ops: Sequence[Moment]) -> float:
     for rank in ranks:
         waited += sum(one.waits[rank] for one in ops)
         spent += sum(one.op[rank].left - one.op[rank].left_before for one in ops)
+    return min(1.0, waited / spent) if spent > 0 else 0.0
+
+
+def _share_of_line(ranks: Sequence[int], ops: Sequence[Moment]) -> float:
+    """Return the part of all their time that `ranks` waited in `ops` of one line."""
+    times = [
+        [one.op[rank].left - before.op[rank].left for rank in ranks]
+        for before, one in pairwise(ops)
+    ]
+    usual = median(map(max, times))
+    waited = spent = 0
+    for one, took in zip(ops[1:], times, strict=True):
+        if max(took) <= PAUSE * usual:
+            waited += sum(one.waits[rank] for rank in ranks)
+            spent += sum(took)
     return min(1.0, waited / spent) if spent > 0 else 0.0
 
 
@@ -416,7 +439,7 @@ def _finding(
     pattern, late = shape.pattern, frozenset(shape.ranks)
     turns = pattern is Pattern.TURNS
     others = [rank for rank in key.ranks if turns or rank not in late]
-    share = _share(others, _without_pauses(ops))
+    share = _share_of_line(others, ops)
     if share < WORTH:
         return None
     waits = [

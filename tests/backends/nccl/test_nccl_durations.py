@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from threading import Barrier
+
 import numpy as np
 import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.chrome_trace import chrome_trace
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work.flight_recorder import recorder
 from rankscope.engines.status import Summary, decode, encode
 from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
+from rankscope.widgets.lateness_text import lateness_text
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
 from tests.widgets import statuses
@@ -77,3 +82,37 @@ def test_the_dumps_have_the_duration_of_the_events(shown: Ranks) -> None:
             assert ended - entry["time_discovered_started_ns"] == 2_500_000
         bars = chrome_trace({r.rank: mine}, {})["traceEvents"]
         assert [one["dur"] for one in bars if one["ph"] == "X"] == [2500.0] * 2
+
+
+@pytest.mark.parametrize("timing", [True, False])
+@pytest.mark.parametrize("waits", ["synchronize", "wait"])
+def test_nobody_is_late_by_when_an_op_is_enqueued(
+    ranks: Ranks, simulation: Simulation, timing: bool, waits: str
+) -> None:
+    # Rank 1 enqueues each op long after rank 0; when its GPU was there is not recorded.
+    recorder.clear()
+    ranks.start(2)
+    both = Barrier(2)
+
+    def body(r: Rank) -> None:
+        r.pg.enable_timing(timing)
+        for _ in range(25):
+            both.wait(30)
+            if r.rank == 1:
+                time.sleep(0.002)
+            getattr(r.all_reduce(), waits)()
+            until(lambda: not r.pg.status.in_flight)
+
+    ranks(body)
+    lateness = Lateness()
+    records = recorder.records()
+    key = {"name": "g", "ranks": [0, 1]}
+    dumps = {}
+    for rank in (0, 1):
+        mine = [one.as_dict() for one in records if one.status.rank == rank]
+        assert len(mine) == 25
+        dumps[rank] = {"groups": {mine[0]["group_id"]: key}, "records": mine}
+    lateness.take(dumps)
+    (group,) = lateness.groups()
+    assert (group.ranks, group.findings, group.speeds) == ({}, (), ())
+    assert "enqueued, not when a GPU is there" in lateness_text([group], [])

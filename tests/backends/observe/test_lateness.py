@@ -233,6 +233,26 @@ class TestSaid:
 
         assert share(60_000) == pytest.approx(share(0), abs=0.02)
 
+    def test_an_op_that_is_rare_costs_its_part_of_all_the_time(self) -> None:
+        # Rank 0 evaluates for 30 ms each ten steps of 3 ms; the others wait.
+        run = Run(heavy=0.05)
+
+        def cycles(ms: float) -> list[LateFinding]:
+            for _ in range(TWENTY):
+                run.steps(10, lambda n, rank: ms)
+                run.steps(1, lambda n, rank: 30.0 * (rank == 0), line="cell 8 line 1")
+            return _found(run)
+
+        (found,) = cycles(3.0)
+        assert (found.ranks, found.line) == ((0,), "cell 8 line 1")
+        assert found.share == pytest.approx(0.5, abs=0.05)
+        lateness = Lateness()
+        lateness.take(run.dumps())
+        (group,) = lateness.groups()
+        assert group.ranks[1].waits == pytest.approx(0.5, abs=0.05)
+        run = Run(heavy=0.05)
+        assert not cycles(200.0)
+
     def test_little_waiting_in_long_steps_is_not_worth_a_word(self) -> None:
         run = Run(heavy=0.2).steps(61, lambda n, rank: 1000 + 10 * (rank == 1))
         assert not _found(run)
