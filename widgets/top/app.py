@@ -95,14 +95,15 @@ class TopApp(App[str]):
         Binding("less_than_sign", "sort(-1)", "Sort", key_display="< >"),
         Binding("greater_than_sign", "sort(1)", "sort right", show=False),
         Binding("r", "reverse", "reverse", show=False),
+        Binding("f", "fold", "Fold"),
         Binding("g", "groups", "Groups"),
         Binding("tab", "group(1)", "next group", show=False, priority=True),
         Binding("shift+tab", "group(-1)", "group before", show=False, priority=True),
         Binding("d", "diagnose", "Diagnose"),
         Binding("a", "abort", "Abort"),
         Binding("b", "rebuild", "Rebuild"),
-        Binding("f", "fold", "Fold"),
-        Binding("c", "culprits", "Culprits"),
+        # Not among the keys at the bottom, for which 80 columns have no room.
+        Binding("c", "culprits", "culprits", show=False),
         Binding("s", "stacks", "stacks", show=False),
         Binding("S", "stacks(True)", "all stacks", show=False),
         Binding("v", "verdict", "verdict", show=False),
@@ -137,6 +138,8 @@ class TopApp(App[str]):
         self.view = View()
         self._group = ""
         self._asked: set[str] = set()
+        # What the keys at the bottom depend on.
+        self._offered: tuple[bool, bool] | None = None
 
     def compose(self) -> ComposeResult:
         """Make the parts of the screen."""
@@ -215,6 +218,10 @@ class TopApp(App[str]):
         if state is None or len(self.screen_stack) > 1:
             return
         head, banner = state["head"], state["banner"]
+        offered = len(state["groups"]) > 1, "rebuild" in head["refused"]
+        if offered != self._offered:
+            self._offered = offered
+            self.refresh_bindings()
         facts = [self.TITLE, head["title"], *head["facts"]]
         _say(self._head, " · ".join(facts))
         shape = SHAPES.get(banner["mood"], "○")
@@ -266,9 +273,11 @@ class TopApp(App[str]):
         """Leave out what cannot be done to these ranks, and what is behind a text."""
         if action in ("group", "filter", "plain") and len(self.screen_stack) > 1:
             return False
-        if action == "rebuild" and self.state is not None:
+        if self.state is None:
+            return True
+        if action == "rebuild":
             return "rebuild" not in self.state["head"]["refused"]
-        return True
+        return action != "groups" or len(self.state["groups"]) > 1
 
     def action_filter(self) -> None:
         """Let the user type a filter."""

@@ -148,11 +148,18 @@ class RankTable(ScrollView, can_focus=True):
             one.key: max(self._widths[one.key], cell_len(titles[one.key]))
             for one in columns
         }
-        self.columns = with_widths(columns, self._full, self.size.width)
+        self.columns = with_widths(columns, self._full, self._room)
         width = sum(self._full[one.key] + len(GAP) for one in self.columns)
         size = Size(max(0, width - len(GAP)), len(self.items) + 1)
         if size != self.virtual_size:
             self.virtual_size = size
+
+    @property
+    def _room(self) -> int:
+        """The width that is left beside the scroll bar, which may be yet to come."""
+        scrolls = len(self.items) + 1 > self.size.height
+        bar = self.styles.scrollbar_size_vertical if scrolls else 0
+        return self.size.width - bar
 
     def _title(self, column: Column) -> str:
         if column.key != self.view.sort:
@@ -186,11 +193,11 @@ class RankTable(ScrollView, can_focus=True):
         row = self._row(item)
         mood = "working" if row.mood == "busy" else row.mood
         styles = {"state": mood}
-        blamed = any("blame" in self._rows[rank] for rank in item.ranks)
-        if blamed:
-            styles |= {"verdict": "error", "rank": "error"}
         if any("awaited" in self._rows[rank] for rank in item.ranks):
-            styles["late"] = "warning"
+            # Where there is no room for the column, the rank alone tells.
+            styles |= {"late": "warning", "rank": "warning"}
+        if any("blame" in self._rows[rank] for rank in item.ranks):
+            styles |= {"verdict": "error", "rank": "error"}
         if self._is_cursor(place):
             # Colours would be backgrounds there.
             return self._segments(row.texts, {}, "cursor")

@@ -12,10 +12,11 @@ import pytest
 from rich.color import ColorType
 from rich.segment import Segment
 from textual.pilot import Pilot
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import ClusterError, ClusterStatus
+from rankscope.widgets.board.arrange import View
 from rankscope.widgets.top import live
 from rankscope.widgets.top.app import TopApp
 from rankscope.widgets.top.dialogs import GroupList, Question, Reading
@@ -229,18 +230,59 @@ class TestShown:
         on_screen(hung(2, 1), body)
 
     def test_the_footer_has_what_can_be_done(self) -> None:
-        async def body(screen: Screen) -> None:
-            await screen.pilot.pause()
-            assert screen.app.query_one(Footer).is_attached
-            shown = {
-                one.binding.description
-                for one in screen.app.screen.active_bindings.values()
-                if one.binding.show and one.enabled
-            }
-            assert {"Quit", "Help", "Filter", "Sort", "Abort"} <= shown
-            assert "Rebuild" not in shown
+        def keys(screen: Screen) -> list[Any]:
+            return list(screen.app.query("FooterKey"))
 
-        on_screen(script(hung(2, 1), rebuild="it is a script"), body)
+        def shown(screen: Screen) -> set[str]:
+            return {one.description for one in keys(screen)}
+
+        async def job(screen: Screen) -> None:
+            wanted = {"Quit", "Help", "Filter", "Sort", "Fold", "Abort"}
+            await screen.until(lambda: wanted <= shown(screen), "the keys")
+            await screen.until(lambda: "Rebuild" not in shown(screen), "fewer keys")
+
+        async def cluster(screen: Screen) -> None:
+            wanted = {"Fold", "Rebuild"}
+            await screen.until(lambda: wanted <= shown(screen), "the keys")
+            await screen.until(lambda: "Groups" not in shown(screen), "fewer keys")
+            await screen.until(
+                lambda: all(0 < one.region.right <= 80 for one in keys(screen)), "room"
+            )
+
+        size = 80, 24
+        on_screen(script(hung(2, 1), rebuild="it is a script"), job, size)
+        on_screen(hung(64, 17), cluster, size)
+
+    def test_columns_leave_room_for_the_scroll_bar(self) -> None:
+        async def body(screen: Screen) -> None:
+            await screen.press("f")
+            await screen.until(lambda: len(screen.table.items) == 64, "each rank")
+            for width in range(80, 130):
+                await screen.pilot.resize_terminal(width, 20)
+                await screen.until(lambda: screen.table.size.width == width, "a size")  # noqa: B023
+                assert screen.table.virtual_size.width <= width - 2
+
+        on_screen(hung(64, 17), body)
+
+    def test_a_late_rank_is_coloured_where_its_column_has_no_room(self) -> None:
+        async def body(screen: Screen) -> None:
+            assert screen.app.state is not None
+            ((group, rows),) = screen.app.state["rows"].items()
+            rows = {rank: dict(row) for rank, row in rows.items()}
+            rows[2]["awaited"] = True
+            screen.table.show(group, rows, 0.0, View(fold=False))
+            assert "late" not in screen.lines()[0]
+            yellow = {
+                segment.text.strip()
+                for y in range(1, 5)
+                for segment in screen.table.render_line(y)
+                if segment.style is not None
+                and segment.style.color is not None
+                and segment.style.color.number == 3
+            }
+            assert yellow == {"2"}
+
+        on_screen(Ranks(simulated.Simulation(4).step()), body, (80, 24))
 
 
 class TestView:
