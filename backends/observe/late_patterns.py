@@ -196,11 +196,13 @@ def _why(
         same = all(those == late for _, those in hits)
         whole = same and hosts_of(late, one, clocks)
         return Pattern.HOST if whole else Pattern.STEADY
-    if clocks.exact and mostly(
+    links = len({clocks.hosts.get(rank, "") for rank in hits[0][0].op}) > 1
+    if (links and clocks.exact) and mostly(
         lambda one, late: 2 * one.left_late(late, clocks) >= one.by(late)
     ):
         # A slow link takes much the same time each time. On a loaded machine the rank
-        # that an algorithm lets go last is late by what the scheduler takes.
+        # that an algorithm lets go last is late by what the scheduler takes: within a
+        # host, where it may well be the same each time, nothing else is slow.
         left = [one.left_late(late, clocks) for one, late in hits]
         if pstdev(left) <= REGULAR * fmean(left):
             return Pattern.LEAVES_LATE

@@ -356,12 +356,11 @@ class TestNotBlamed:
         assert _found(Run(heavy=0.1).steps(61, late, waited=lambda rank: 15.0))
 
     @pytest.mark.parametrize("ms", [2, 10, 50])
-    def test_a_slow_link_is_told_from_slow_work(self, ms: int) -> None:
+    def test_no_link_is_slow_within_a_host(self, ms: int) -> None:
+        # As recorded over torch's gloo: rank 2 left by 3.7 ms late, 17 of 20 times.
         run = Run(heavy=0.05, leave=lambda n, rank: ms * (rank == 1))
-        (found,) = _found(run.steps(TWENTY, lambda n, rank: 1.0))
-        assert (found.pattern, found.ranks) == (Pattern.LEAVES_LATE, (1,))
-        assert "after leaving the one before late" in str(found)
-        # Of what is over nobody can look whether the link was slow, or the machine.
+        run.steps(TWENTY, lambda n, rank: 1.0)
+        assert not _found(run)
         assert not _found(run, ended=True)
 
     def test_nor_is_a_link_slow_where_a_scheduler_keeps_who_leaves_last(self) -> None:
@@ -374,7 +373,8 @@ class TestNotBlamed:
 
             run = Run(3, seed, heavy=0.05, leave=leave)
             run.steps(61, lambda n, rank: 0.1)
-            assert not _found(run), seed
+            for hosts in ({}, {0: "a", 1: "b", 2: "a"}):
+                assert not _found(run, hosts), seed
 
     def test_an_op_that_one_side_of_leaves_early_says_nothing(self) -> None:
         run = Run(heavy=0.1)
