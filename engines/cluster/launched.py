@@ -1,4 +1,4 @@
-"""A controller and its engines: started, watched and ended with ipyparallel."""
+"""A controller and its engines: started and ended with ipyparallel."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ import concurrent.futures
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import IO, Any, TypeVar
 
 import ipyparallel
-import psutil
 from ipyparallel.cluster.launcher import (
     BatchSystemLauncher,
-    LocalEngineLauncher,
-    LocalEngineSetLauncher,
-    MPIEngineSetLauncher,
 )
 
-from ..errors import ClusterError, ClusterStartError
+from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
-from .engine_launcher import ForkedEngineLauncher, ForkedEngineSetLauncher
+from .engine_launcher import ForkedEngineSetLauncher
 from .engine_registration import last_log_lines, wait_for_engines
-from .files import files_of, remove
+from .files import remove
 from .hosts import Hosts
 from .keeper_main import KEPT, hold
+from .launched_processes import LaunchedProcesses
 from .leashed import of_this_process
 from .local_host import LocalHost
-from .processes import is_stopped, lives, send_signal, wait_gone, with_descendants
+from .processes import is_stopped, send_signal, wait_gone, with_descendants
 
 __all__ = ["Launched"]
 
@@ -44,20 +40,8 @@ STOP_TIMEOUT = 60.0
 #: Seconds between two looks at a job that is pending.
 _POLL = 0.5
 
-#: Launchers whose processes of this machine are all that has to be ended.
-_LOCAL = (
-    LocalEngineSetLauncher,
-    ForkedEngineSetLauncher,
-    MPIEngineSetLauncher,
-)
 
-OnExit = Callable[[int, int | None], None]
-#: Called with pid, exit code (negative for a signal, ``None``: not known), the name of
-#: the host (``None``: not known), and why the engine has ended where that is known.
-OnEngineExit = Callable[[int, int | None, str | None, str | None], None]
-
-
-class Launched:
+class Launched(LaunchedProcesses):
     """An `ipyparallel.Cluster` on an event loop and thread of its own.
 
     ipyparallel's launchers report to the event loop they were made on. This loop
@@ -77,16 +61,7 @@ class Launched:
         self._held: IO[bytes] | None = None
         #: What the cluster needs until its engines are there.
         self.until_started = contextlib.ExitStack()
-        #: The hosts that engines are started on, by their fork servers; ``None``:
-        #: ipyparallel starts them.
-        self.hosts: Hosts | None = None
-        self._on_exit: OnEngineExit | None = None
-        self._on_controller_exit: OnExit | None = None
-        # What `_on_exit` was called with, by identity: pids are given again.
-        self._reported: dict[int, dict[str, Any]] = {}
-        # Engines that another process started, which end with the others.
-        self._adopted: list[psutil.Process] = []
-        self._loop = asyncio.new_event_loop()
+        super().__init__(asyncio.new_event_loop())
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="rankscope-launcher", daemon=True
         )
@@ -297,162 +272,6 @@ class Launched:
         silent = [] if self.hosts is None else self.hosts.silent()
         return f": no answer of {', '.join(silent)}" if silent else ""
 
-    # -- the processes of this machine -------------------------------------
-
-    def watch(self, on_exit: OnEngineExit, on_controller_exit: OnExit) -> None:
-        """Call ``on_exit(pid, exit_code, host, why)`` when an engine ends.
-
-        Of an engine with a launcher of its own. The callback runs on this object's
-        thread. Call `watch` again after engines were added.
-        """
-        self._on_exit = on_exit
-
-        def watch() -> None:
-            for engine_set in self.cluster.engines.values():
-                # The launcher of an engine that ended is gone.
-                ended = (engine_set.stop_data or {}).get("engines", {})
-                for stop_data in ended.values():
-                    if id(stop_data) not in self._reported:
-                        self._on_engine_stop(stop_data)
-            for launcher in self._engine_launchers():
-                if self._on_engine_stop not in launcher.stop_callbacks:
-                    launcher.on_stop(self._on_engine_stop)
-            if self._on_controller_exit is None:
-                self._on_controller_exit = on_controller_exit
-                self.cluster.controller.on_stop(self._on_controller_stop)
-
-        self._loop.call_soon_threadsafe(watch)
-
-    def _on_engine_stop(self, stop_data: dict[str, Any]) -> None:
-        assert self._on_exit is not None
-        self._reported[id(stop_data)] = stop_data
-        self._on_exit(
-            stop_data["pid"],
-            _exit_code(stop_data),
-            stop_data.get("host"),
-            stop_data.get("why"),
-        )
-
-    def _on_controller_stop(self, stop_data: dict[str, Any]) -> None:
-        assert self._on_controller_exit is not None
-        self._on_controller_exit(stop_data.get("pid", -1), _exit_code(stop_data))
-
-    def _engine_launchers(self) -> list[Any]:
-        """The launchers that run one engine each."""
-        return [
-            launcher
-            for engine_set in list(self.cluster.engines.values())
-            # A copy: the loop's thread removes the launcher of an engine that ended.
-            for launcher in list(getattr(engine_set, "launchers", {}).values())
-            if isinstance(launcher, LocalEngineLauncher)
-        ]
-
-    def fork_servers(self) -> list[psutil.Process]:
-        """The processes that the engines were forked from; some may have ended.
-
-        Of another host it is the ssh or srun to it; where it is kept its keeper.
-        """
-        return [] if self.hosts is None else self.hosts.processes()
-
-    def _launchers(self) -> list[Any]:
-        """Every launcher: the controller's, engine sets' and engines'."""
-        cluster = getattr(self, "cluster", None)
-        if cluster is None:
-            return []
-        controller = [] if cluster.controller is None else [cluster.controller]
-        return [*controller, *cluster.engines.values(), *self._engine_launchers()]
-
-    @property
-    def controller_pid(self) -> int | None:
-        """The pid of the controller, if it runs on this machine."""
-        process = private.process_of(self.cluster.controller)
-        return None if process is None else process.pid
-
-    def check_controller(self) -> None:
-        """Raise `ClusterError` if the controller, which is on this machine, ended."""
-        process = private.process_of(self.cluster.controller)
-        if process is not None and not lives(process):
-            raise ClusterError(
-                f"the controller (pid {process.pid}) has ended, and engines cannot "
-                "start without it: %dist_shutdown, then %dist_init starts others"
-            )
-
-    def _launcher_of(self, pid: int, host: str) -> Any:
-        """Return the launcher of one engine; ``None`` if there is none."""
-        here = socket.gethostname()
-        for launcher in self._engine_launchers():
-            if launcher.pid == pid and getattr(launcher, "host", here) == host:
-                return launcher
-        return None
-
-    def has_engine(self, pid: int, host: str) -> bool:
-        """Whether `pid` is an engine whose exit code `watch` will report."""
-        return self._launcher_of(pid, host) is not None
-
-    def signal_engine(self, pid: int, host: str, signum: int) -> bool:
-        """Send a signal to an engine by its launcher; return whether it has one."""
-        launcher = self._launcher_of(pid, host)
-        if launcher is not None:
-            _signal(launcher, signum)
-        return launcher is not None
-
-    def kill_engines(self, but: Iterable[tuple[int, str]]) -> bool:
-        """Send SIGKILL to the engines, except those of the pids and hosts `but`.
-
-        Returns whether the engines have a launcher each.
-        """
-        launchers = self._engine_launchers()
-        spared = [self._launcher_of(*one) for one in but]
-        for launcher in launchers:
-            if launcher not in spared:
-                _signal(launcher, signal.SIGKILL)
-        return bool(launchers)
-
-    @property
-    def has_lost_engines(self) -> bool:
-        """Whether another process has the fork servers of engines."""
-        return any(
-            isinstance(one, ForkedEngineSetLauncher) and one.found
-            for one in self.cluster.engines.values()
-        )
-
-    @property
-    def uses_mpi(self) -> bool:
-        """Whether mpiexec starts the engines."""
-        return self.cluster.engine_launcher_class is MPIEngineSetLauncher
-
-    @property
-    def is_local(self) -> bool:
-        """Whether everything that was started runs on this machine."""
-        return (
-            self._has_controller_here and self.cluster.engine_launcher_class in _LOCAL
-        )
-
-    @property
-    def _has_controller_here(self) -> bool:
-        kind = self.cluster.controller_launcher_class
-        return kind.__name__ == "LocalControllerLauncher"
-
-    def processes(self) -> list[psutil.Process]:
-        """The present processes of the cluster on this machine."""
-        return [*with_descendants(self._leaders()).values()]
-
-    def _leaders(self) -> list[psutil.Process]:
-        """The processes of the cluster on this machine, without their descendants."""
-        found = map(private.process_of, self._launchers())
-        started = [process for process in found if process is not None]
-        return [*started, *self.fork_servers(), *self._adopted]
-
-    def adopt(self, pids: Iterable[int]) -> None:
-        """End these engines of this machine, too, when the cluster ends."""
-        for pid in pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._adopted.append(psutil.Process(pid))
-
-    def files(self) -> list[str]:
-        """Return the files and folders to remove with the cluster."""
-        return files_of(self.cluster.profile_dir, self.cluster.cluster_id)
-
     # -- stopping ----------------------------------------------------------
 
     def stop(self) -> None:
@@ -518,19 +337,6 @@ class Launched:
 
 def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _exit_code(stop_data: dict[str, Any]) -> int | None:
-    code = stop_data.get("exit_code")
-    return code if isinstance(code, int) else None
-
-
-def _signal(launcher: Any, signum: int) -> None:
-    """Send a signal to the engine of a launcher, which may have ended."""
-    if isinstance(launcher, ForkedEngineLauncher):
-        launcher.signal(signum)
-    else:
-        send_signal(private.process_of(launcher), signum)
 
 
 async def _call(make: Callable[[], T]) -> T:
