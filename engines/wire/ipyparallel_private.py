@@ -110,6 +110,16 @@ def connect(connect: Callable[[zmq.Context[Any]], Any]) -> Any:
         client._stop_io_thread()
 
     client._notification_handlers["shutdown_notification"] = end
+    fail = client._handle_stranded_msgs
+
+    def fail_stranded(engine_id: int, uuid: str) -> None:
+        # An answer may be under way: of one to no `outstanding` request the client
+        # would print "got stale result" into whatever cell runs.
+        stranded = {*client._outstanding_dict[uuid]}
+        fail(engine_id, uuid)
+        client.outstanding |= stranded
+
+    client._handle_stranded_msgs = fail_stranded
     if not client.curve_serverkey:
         for record in kept:
             logger.handle(record)
@@ -417,10 +427,12 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         "_control_stream",
         "_engines",
         "_futures",
+        "_handle_stranded_msgs",
         "_io_loop",
         "_io_thread",
         "_mux_stream",
         "_notification_handlers",
+        "_outstanding_dict",
         "_output_futures",
         "_query_stream",
         "_registration_callbacks",

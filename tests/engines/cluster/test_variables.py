@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ipyparallel
 import numpy as np
 import psutil
 import pytest
@@ -339,6 +340,22 @@ def test_a_late_answer_to_a_dropped_request_says_nothing(
     dropped: Any = private.probe(registry.client, registry.slots[0].uuid)
     private.discard_request(registry.client, dropped.msg_id)
     # Its answer comes before this one's.
+    cluster.pull("__name__", [0], timeout=WAIT)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_late_answer_of_an_engine_that_is_lost_says_nothing(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its end is announced on another connection than its answers."""
+    client, slot = cluster._registry.client, cluster._registry.slots[0]
+    call = "__import__('time').sleep(0.2)"
+    answer: Any = private.evaluate(client, slot.uuid, call)
+    client._io_loop.add_callback(
+        client._handle_stranded_msgs, slot.engine_id, slot.uuid
+    )
+    with pytest.raises(ipyparallel.error.RemoteError, match="died while running"):
+        raise answer.result(WAIT)
     cluster.pull("__name__", [0], timeout=WAIT)
     assert capsys.readouterr().out == ""
 

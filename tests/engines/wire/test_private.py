@@ -119,6 +119,8 @@ def test_an_encrypted_connection_raises_no_alarm(kept: Kept) -> None:
         def __init__(self) -> None:
             self._notification_handlers: dict[str, Any] = {}
 
+        def _handle_stranded_msgs(self, engine_id: int, uuid: str) -> None: ...
+
     def connect(context: zmq.Context[Any]) -> Client:
         traitlets.log.get_logger().warning("Message signing is disabled.  Insecure!")
         traitlets.log.get_logger().warning("something else")
