@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 # The functions know the groups, so this module cannot import theirs. The package has
 # them all when a method is called.
@@ -15,16 +15,13 @@ from ..work.op_timeout import op_timeout
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
 
-if TYPE_CHECKING:
-    from .options import GroupOptions
-
 __all__ = ["GroupOps"]
 
 Array = Any
 Arrays = Sequence[Array]
 Timeout = float | timedelta | None
-#: A timeout, or the options that have one.
-Limit: TypeAlias = "Timeout | GroupOptions"
+#: A function of ``rankscope`` that starts an op.
+Function: TypeAlias = Callable[..., Work | None]
 
 
 class GroupOps:
@@ -36,7 +33,7 @@ class GroupOps:
 
     - `tensors`, `input_tensors`: the function's array, alone or in a list of one.
     - `output_tensors`: what is written, as the function's output; or that in a list.
-    - `input_list`, `output_lists`: arrays of this rank; for each one for every rank.
+    - `input_list`, `output_lists`: arrays of this rank; for every rank as many.
     - `input`, `inputs`, `output`, `outputs`: what is read, and what is written.
     - `input_split_sizes`, `output_split_sizes`: rows by rank; missing or empty: evenly.
     - `root`, `op`: rank in the group (0), reduction (SUM); or `opts` in this place.
@@ -47,24 +44,24 @@ class GroupOps:
     - `opts`: c10d's options of the op; arguments go before its fields.
     """
 
-    def _issue(
-        self,
-        function: Callable[..., Work | None],
-        limit: Limit,
-        *args: Any,
-        **kwargs: Any,
+    def _start(
+        self, function: Function, limit: Any, *arrays: Any, **kwargs: Any
     ) -> Work:
-        with _own_timeout(limit):
-            work = function(*args, group=self, async_op=True, **kwargs)
+        """Call a function of ``rankscope``; torch's groups have another such method.
+
+        `limit` is a timeout, or options that have one.
+        """
+        timeout: Timeout = getattr(limit, "timeout", limit)
+        own = contextlib.nullcontext() if timeout is None else op_timeout(timeout)
+        with own:
+            work = function(*arrays, group=self, **kwargs)
         assert work is not None  # this rank is in the group
         return work
 
-    def _message(
-        self, function: Callable[..., Work | None], array: Array, **kwargs: Any
+    def _issue(
+        self, function: Function, limit: Any, *arrays: Any, **kwargs: Any
     ) -> Work:
-        work = function(array, group=self, **kwargs)
-        assert work is not None
-        return work
+        return self._start(function, limit, *arrays, async_op=True, **kwargs)
 
     def broadcast(
         self,
@@ -123,7 +120,7 @@ class GroupOps:
             opts if timeout is None else timeout,
             _one(tensors, "reduce"),
             group_dst=target,
-            op=op or opts.reduceOp,
+            op=opts.reduceOp if op is None else op,
         )
 
     def allgather(
@@ -149,19 +146,8 @@ class GroupOps:
         input_list: Arrays,
         opts: dist.AllgatherOptions | None = None,
     ) -> Work:
-        """Do a `rankscope.all_gather` for each of `input_list`, as one batch.
-
-        ``output_lists[i]`` has one array for each rank's ``input_list[i]``.
-        """
-        _same_length(output_lists, input_list, "allgather_coalesced")
-        group: Any = self
-        with (
-            _own_timeout(opts),
-            dist.coalescing_manager(group, async_ops=True) as batch,
-        ):
-            for outputs, array in zip(output_lists, input_list, strict=True):
-                dist.all_gather(outputs, array, group, async_op=True)
-        return batch.work
+        """Do `rankscope.all_gather_coalesced`."""
+        return self._issue(dist.all_gather_coalesced, opts, output_lists, input_list)
 
     def all_gather_single(
         self, output: Array, input: Array, opts: dist.AllgatherOptions | None = None
@@ -299,8 +285,8 @@ class GroupOps:
             seconds,
             output,
             input,
-            output_split_sizes or None,
-            input_split_sizes or None,
+            output_split_sizes=output_split_sizes or None,
+            input_split_sizes=input_split_sizes or None,
         )
 
     alltoall_base = all_to_all_single
@@ -308,16 +294,17 @@ class GroupOps:
     def send(self, tensors: Arrays | Array, dstRank: int, tag: int = 0) -> Work:
         """Do `rankscope.isend` to rank `dstRank` of the group."""
         array = _one(tensors, "send")
-        return self._message(dist.isend, array, group_dst=dstRank, tag=tag)
+        return self._start(dist.isend, None, array, group_dst=dstRank, tag=tag)
 
     def recv(self, tensors: Arrays | Array, srcRank: int, tag: int = 0) -> Work:
         """Do `rankscope.irecv` from rank `srcRank` of the group."""
         array = _one(tensors, "recv")
-        return self._message(dist.irecv, array, group_src=srcRank, tag=tag)
+        return self._start(dist.irecv, None, array, group_src=srcRank, tag=tag)
 
     def recv_anysource(self, tensors: Arrays | Array, tag: int = 0) -> Work:
         """Do `rankscope.irecv` from any rank, which ``work.source_rank()`` names."""
-        return self._message(dist.irecv, _one(tensors, "recv_anysource"), tag=tag)
+        array = _one(tensors, "recv_anysource")
+        return self._start(dist.irecv, None, array, tag=tag)
 
     def barrier(
         self,
@@ -342,20 +329,16 @@ class GroupOps:
         dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
-def _own_timeout(limit: Any) -> contextlib.AbstractContextManager[None]:
-    timeout: Timeout = getattr(limit, "timeout", limit)
-    return contextlib.nullcontext() if timeout is None else op_timeout(timeout)
-
-
 def _options(given: Any, argument: Any, kind: type[Any], field: str) -> tuple[Any, Any]:
     """Return the options object of a call, and the value of one of its fields.
 
-    The options are `given` by name, or stand in the place of the `argument` for
-    `field`, or are the defaults; the argument goes before them.
+    The options, ours or torch's, are `given` by name, or stand in the place of the
+    `argument` for `field`, or are the defaults; the argument goes before them.
     """
-    if given is None and isinstance(argument, kind):
+    if given is None and hasattr(argument, field):
         given, argument = argument, None
-    opts = kind() if given is None else given
+    # The defaults are attributes of the class, too.
+    opts = kind if given is None else given
     return opts, getattr(opts, field) if argument is None else argument
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -193,5 +193,5 @@ class BarrierOptions(GroupOptions):
     True
     """
 
-    device_ids: Sequence[int] = field(default_factory=list)
+    device_ids: Sequence[int] = ()
     device: Any = None

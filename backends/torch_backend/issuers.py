@@ -13,22 +13,22 @@ _ENGINE = "torch.autograd.graph"
 #: Modules that stand between: they issue nothing of their own.
 _BETWEEN = ("torch._dynamo", "torch._compile", "torch.futures")
 #: DDP's reducer issues all_reduces from C++: no function in Python stands between.
-_REDUCER_OP, _REDUCER = "allreduce", "DistributedDataParallel.backward"
+_REDUCER_OP, _REDUCER = "all_reduce", "DistributedDataParallel.backward"
 
 
-def issuer(op: FrameType) -> str:
-    """Return what issues the op of the method with the frame `op`; empty: the user.
+def issuer(op: str, frame: FrameType | None) -> str:
+    """Return what issues the op in which `frame` is; empty: the user.
 
     In a backward pass that is what autograd has called: a hook of DDP or FSDP, or the
     backward of a function; with nothing in Python, DDP itself.
     """
-    called, frame = "", op.f_back
+    called = ""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module == _ENGINE:
             if called:
                 return called
-            return _REDUCER if op.f_code.co_name == _REDUCER_OP else "backward()"
+            return _REDUCER if op == _REDUCER_OP else "backward()"
         package = module.partition(".")[0]
         if package == "torch":
             if not module.startswith(_BETWEEN):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,41 +15,36 @@ import torch
 from ..collectives import coalescing, data_movement, point_to_point, reductions
 from ..collectives.arguments import Place
 from ..collectives.monitored_barrier import monitored_barrier
+from ..groups.group_ops import Function, GroupOps
 from ..groups.process_group import ProcessGroup
 from ..work.composite import completed_work
 from ..work.flight_recorder import issued_by
+from ..work.op_timeout import op_timeout
 from ..work.op_type import OpType
+from ..work.reduce_op import ReduceOp, make_nccl_premul_sum
 from ..work.work import Work
-from .arguments import (
-    Tensor,
-    Tensors,
-    Timeout,
-    field_of,
-    limited,
-    one_list,
-    one_tensor,
-    reduce_op_in,
-)
 from .issuers import issuer
 from .meeting import require_members
-from .private import disable_dynamo, is_profiling
+from .private import c10d, disable_dynamo, is_profiling
 from .sparse import sparse_all_reduce
-from .tensors import memories, memory, row_memory
+from .tensors import memories, row_memory
 from .work import BatchedWork, TorchWork
 
 __all__ = ["Ops"]
 
+_KINDS = c10d.ReduceOp.RedOpType
+_REDUCE_OPS = {
+    int(getattr(_KINDS, op.name)): op
+    for op in ReduceOp
+    if op is not ReduceOp.PREMUL_SUM and hasattr(_KINDS, op.name)
+}
+_NOW = timedelta(0)
 
-def _issued_by(name: str, call: Callable[[], Work | None]) -> Work | None:
-    with issued_by(name):
-        return call()
 
-
-class Ops:
+class Ops(GroupOps):
     """The op methods of ``torch.distributed.ProcessGroup``, over `group`.
 
-    Their arguments are those of c10d: a tensor of a rank stands in a list, or alone,
-    and `opts` are c10d's options, or the value of the field that stands in their place.
+    They are those of a Rankscope group, for tensors and with torch's options.
     """
 
     #: The group that does the ops.
@@ -61,387 +58,54 @@ class Ops:
         # The last generation in which all ranks were seen to have the group.
         self._complete = 0
 
-    # -- starting an op ------------------------------------------------------------
-
-    def _where(self, name: str) -> Place:
+    def _start(
+        self, function: Function, limit: Any, *tensors: Any, **kwargs: Any
+    ) -> Any:
+        name = function.__name__
         if self.group.generation != self._complete:
             require_members(self.group, name)
             self._complete = self.group.generation
-        return Place(name, self.group)
-
-    def _issue(
-        self,
-        function: Callable[..., Work | None],
-        *arguments: Any,
-        opts: Any = None,
-        timeout: Timeout = None,
-        outputs: Sequence[Any] = (),
-        **named: Any,
-    ) -> TorchWork:
-        """Start an op; `outputs` are the tensors that its future has."""
-        call = functools.partial(function, *arguments, group=self.group, **named)
-        by = issuer(sys._getframe(1))
-        if by:
-            call = functools.partial(_issued_by, by, call)
-        limit = timeout or getattr(opts, "timeout", opts)
-        work: Work | None
-        if is_profiling():
-            with torch.profiler.record_function(f"rankscope:{function.__name__}"):
-                work = limited(call, limit)
+        where = Place(name, self.group)
+        reduces = "op" in kwargs
+        if reduces:
+            kwargs["op"] = _reduce_op(kwargs["op"])
+        if function is reductions.all_reduce and _is_sparse(tensors[0]):
+            sparse_all_reduce(tensors[0], kwargs["op"], self.group, where)
+            return TorchWork(completed_work(OpType.ALL_REDUCE, None), tensors)
+        if function is data_movement.all_to_all_single:
+            arrays = [row_memory(tensor, where) for tensor in tensors]
         else:
-            work = limited(call, limit)
+            arrays = memories(tensors, where, moved=not reduces)
+        call = functools.partial(function, *arrays, group=self.group, **kwargs)
+        limit = getattr(limit, "timeout", limit)
+        # Without a timeout of its own, torch's options have a negative one.
+        if isinstance(limit, timedelta) and limit > _NOW:
+            call = functools.partial(_within, op_timeout(limit), call)
+        by = issuer(name, sys._getframe(1))
+        if by:
+            call = functools.partial(_within, issued_by(by), call)
+        if is_profiling():
+            around = torch.profiler.record_function(f"rankscope:{name}")
+            call = functools.partial(_within, around, call)
+        work = call()
         assert work is not None  # this rank is in the group
-        made = TorchWork if self._batch is None else BatchedWork
-        return made(work, outputs)
-
-    # -- reductions ------------------------------------------------------------
-
-    @disable_dynamo
-    def allreduce(
-        self,
-        tensors: Tensors | Tensor,
-        opts: Any = None,
-        timeout: Timeout = None,
-        *,
-        op: Any = None,
-    ) -> TorchWork:
-        """Reduce a tensor over all ranks, in place; a sparse one, too."""
-        tensor = one_tensor(tensors)
-        where = self._where("all_reduce")
-        reduce_op = reduce_op_in(opts, op)
-        if tensor.layout is not torch.strided:
-            sparse_all_reduce(tensor, reduce_op, self.group, where)
-            return TorchWork(completed_work(OpType.ALL_REDUCE, None), [tensor])
-        made = self._issue(
-            reductions.all_reduce,
-            memory(tensor, where),
-            reduce_op,
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=(tensor,),
-        )
-        if tensor.numel() == 1:
+        kind = TorchWork if self._batch is None else BatchedWork
+        made = kind(work, _written(function, tensors))
+        if function is reductions.all_reduce and tensors[0].numel() == 1:
             self._kept.append(made)
         return made
 
-    @disable_dynamo
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork:
-        """Reduce each tensor over all ranks, as one batch."""
-        where = self._where("all_reduce_coalesced")
-        return self._issue(
-            coalescing.all_reduce_coalesced,
-            memories(tensors, where),
-            reduce_op_in(opts),
-            async_op=True,
-            opts=opts,
-            outputs=tensors,
-        )
-
-    @disable_dynamo
-    def reduce(
-        self,
-        tensors: Tensors | Tensor,
-        opts: Any = None,
-        op: Any = None,
-        timeout: Timeout = None,
-        *,
-        root: int | None = None,
-    ) -> TorchWork:
-        """Reduce a tensor over all ranks into that of the root."""
-        tensor = one_tensor(tensors)
-        return self._issue(
-            reductions.reduce,
-            memory(tensor, self._where("reduce")),
-            op=reduce_op_in(opts, op),
-            group_dst=field_of(opts, "rootRank", root, 0),
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=(tensor,),
-        )
-
-    @disable_dynamo
-    def reduce_scatter(
-        self,
-        outputs: Tensors | Tensor,
-        inputs: Sequence[Tensors] | Tensors,
-        opts: Any = None,
-        timeout: Timeout = None,
-        *,
-        op: Any = None,
-    ) -> TorchWork:
-        """Reduce a tensor for each rank over all ranks, into that rank's output."""
-        output, where = one_tensor(outputs), self._where("reduce_scatter")
-        return self._issue(
-            reductions.reduce_scatter,
-            memory(output, where),
-            memories(one_list(inputs), where),
-            reduce_op_in(opts, op),
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=(output,),
-        )
-
-    @disable_dynamo
-    def reduce_scatter_single(
-        self, output: Tensor, input: Tensor, opts: Any = None
-    ) -> TorchWork:
-        """Reduce a tensor over all ranks; each one's output becomes its part."""
-        where = self._where("reduce_scatter_tensor")
-        return self._issue(
-            reductions.reduce_scatter_tensor,
-            memory(output, where),
-            memory(input, where),
-            reduce_op_in(opts),
-            async_op=True,
-            opts=opts,
-            outputs=(output,),
-        )
-
-    _reduce_scatter_base = reduce_scatter_single
-
-    @disable_dynamo
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> TorchWork:
-        """Do `reduce_scatter_single` for each pair, as one batch."""
-        where = self._where("reduce_scatter_tensor_coalesced")
-        return self._issue(
-            coalescing.reduce_scatter_tensor_coalesced,
-            memories(outputs, where),
-            memories(inputs, where),
-            reduce_op_in(opts),
-            async_op=True,
-            opts=opts,
-            outputs=outputs,
-        )
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    # -- moving data ------------------------------------------------------------
-
-    @disable_dynamo
-    def broadcast(
-        self,
-        tensors: Tensors | Tensor,
-        opts: Any = None,
-        timeout: Timeout = None,
-        *,
-        root: int | None = None,
-    ) -> TorchWork:
-        """Send a tensor from the root to all ranks."""
-        tensor = one_tensor(tensors)
-        return self._issue(
-            data_movement.broadcast,
-            memory(tensor, self._where("broadcast"), moved=True),
-            group_src=field_of(opts, "rootRank", root, 0),
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=(tensor,),
-        )
-
-    @disable_dynamo
-    def allgather(
-        self,
-        outputs: Sequence[Tensors] | Tensors,
-        inputs: Tensors | Tensor,
-        opts: Any = None,
-        *,
-        timeout: Timeout = None,
-    ) -> TorchWork:
-        """Gather a tensor of every rank on all ranks."""
-        gathered, where = one_list(outputs), self._where("all_gather")
-        return self._issue(
-            data_movement.all_gather,
-            memories(gathered, where, moved=True),
-            memory(one_tensor(inputs), where, moved=True),
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=[gathered],
-        )
-
-    @disable_dynamo
-    def allgather_coalesced(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
-    ) -> TorchWork:
-        """Gather several tensors of every rank, as one batch."""
-        where = self._where("all_gather_coalesced")
-        return self._issue(
-            coalescing.all_gather_coalesced,
-            [memories(one, where, moved=True) for one in outputs],
-            memories(inputs, where, moved=True),
-            async_op=True,
-            opts=opts,
-            outputs=outputs,
-        )
-
-    @disable_dynamo
-    def all_gather_single(
-        self, output: Tensor, input: Tensor, opts: Any = None
-    ) -> TorchWork:
-        """Gather a tensor of every rank in one tensor."""
-        where = self._where("all_gather_into_tensor")
-        return self._issue(
-            data_movement.all_gather_into_tensor,
-            memory(output, where, moved=True),
-            memory(input, where, moved=True),
-            async_op=True,
-            opts=opts,
-            outputs=(output,),
-        )
-
-    _allgather_base = all_gather_single
-
-    @disable_dynamo
-    def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> TorchWork:
-        """Do `all_gather_single` for each pair, as one batch."""
-        where = self._where("all_gather_into_tensor_coalesced")
-        return self._issue(
-            coalescing.all_gather_into_tensor_coalesced,
-            memories(outputs, where, moved=True),
-            memories(inputs, where, moved=True),
-            async_op=True,
-            opts=opts,
-            outputs=outputs,
-        )
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-
-    @disable_dynamo
-    def gather(
-        self,
-        outputs: Sequence[Tensors] | Tensors,
-        inputs: Tensors | Tensor,
-        opts: Any = None,
-        timeout: Timeout = None,
-        *,
-        root: int | None = None,
-    ) -> TorchWork:
-        """Gather a tensor of every rank on the root."""
-        where, target = self._where("gather"), field_of(opts, "rootRank", root, 0)
-        is_root = target == self.group.rank()
-        gathered = one_list(outputs) if is_root else ()
-        return self._issue(
-            data_movement.gather,
-            memory(one_tensor(inputs), where, moved=True),
-            memories(gathered, where, moved=True) if is_root else None,
-            group_dst=target,
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=gathered,
-        )
-
-    @disable_dynamo
-    def scatter(
-        self,
-        outputs: Tensors | Tensor,
-        inputs: Sequence[Tensors] | Tensors,
-        opts: Any = None,
-        timeout: Timeout = None,
-        *,
-        root: int | None = None,
-    ) -> TorchWork:
-        """Send each rank a tensor of its own from the root."""
-        where, source = self._where("scatter"), field_of(opts, "rootRank", root, 0)
-        is_root = source == self.group.rank()
-        output = one_tensor(outputs)
-        return self._issue(
-            data_movement.scatter,
-            memory(output, where, moved=True),
-            memories(one_list(inputs), where, moved=True) if is_root else None,
-            group_src=source,
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=(output,),
-        )
-
-    @disable_dynamo
-    def alltoall(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
-    ) -> TorchWork:
-        """Send each rank a tensor of its own from every rank."""
-        where = self._where("all_to_all")
-        return self._issue(
-            data_movement.all_to_all,
-            memories(outputs, where, moved=True),
-            memories(inputs, where, moved=True),
-            async_op=True,
-            opts=opts,
-            outputs=outputs,
-        )
-
-    @disable_dynamo
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        opts: Any = None,
-        *,
-        timeout: Timeout = None,
-    ) -> TorchWork:
-        """Send each rank rows of a tensor from every rank; no sizes: evenly."""
-        where = self._where("all_to_all_single")
-        return self._issue(
-            data_movement.all_to_all_single,
-            row_memory(output, where),
-            row_memory(input, where),
-            list(output_splits) or None,
-            list(input_splits) or None,
-            async_op=True,
-            opts=opts,
-            timeout=timeout,
-            outputs=(output,),
-        )
-
-    alltoall_base = all_to_all_single
-
-    # -- messages and barriers ---------------------------------------------------------
-
-    @disable_dynamo
-    def send(self, tensors: Tensors, peer: int, tag: int = 0) -> TorchWork:
-        """Send a tensor to a rank of the group."""
-        array = memory(one_tensor(tensors), self._where("send"), moved=True)
-        return self._issue(point_to_point.isend, array, group_dst=peer, tag=tag)
-
-    @disable_dynamo
-    def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> TorchWork:
-        """Receive a tensor from a rank of the group."""
-        array = memory(one_tensor(tensors), self._where("recv"), moved=True)
-        return self._issue(
-            point_to_point.irecv, array, group_src=peer, tag=tag, outputs=tensors
-        )
-
-    @disable_dynamo
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
-        """Receive a tensor from any rank, which ``source_rank()`` of the Work names."""
-        array = memory(one_tensor(tensors), self._where("recv"), moved=True)
-        return self._issue(point_to_point.irecv, array, tag=tag, outputs=tensors)
-
-    @disable_dynamo
-    def barrier(self, opts: Any = None, timeout: Timeout = None) -> TorchWork:
+    def barrier(self, timeout: Any = None, *, opts: Any = None) -> Any:
         """Wait for all ranks."""
-        self._where("barrier")
-        return self._issue(
-            data_movement.barrier, async_op=True, opts=opts, timeout=timeout
-        )
+        # Not on the device that torch's options name, which may be an accelerator.
+        return self._issue(data_movement.barrier, timeout if opts is None else opts)
 
-    @disable_dynamo
-    def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(
+        self, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
         """Wait for all ranks; the error names those that do not come."""
-        timeout = field_of(opts, "timeout", None, opts)
-        monitored_barrier(self.group, timeout, wait_all_ranks)
-
-    # -- batches ------------------------------------------------------------
+        limit = getattr(timeout, "timeout", timeout)
+        monitored_barrier(self.group, limit, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         """Begin a batch: ops of this thread are issued by `_end_coalescing`."""
@@ -453,3 +117,43 @@ class Ops:
         batch, self._batch = self._batch, None
         batch.__exit__(None, None, None)
         return TorchWork(self._manager.work)
+
+
+for _name in dir(GroupOps):
+    if not _name.startswith("__") and _name not in ("_issue", "_start"):
+        setattr(Ops, _name, disable_dynamo(getattr(Ops, _name)))
+
+
+def _within(around: AbstractContextManager[object], call: Function) -> Work | None:
+    with around:
+        return call()
+
+
+def _reduce_op(op: Any) -> ReduceOp:
+    """Return Rankscope's reduction for torch's, which is an object or its kind."""
+    if isinstance(op, ReduceOp):
+        return op
+    found = _REDUCE_OPS.get(int(getattr(op, "op", op)))
+    if found is not None:
+        return found
+    if op == c10d.ReduceOp.PREMUL_SUM:
+        # As older versions of torch have no `factor`.
+        _, factor = op.__getstate__()
+        return make_nccl_premul_sum(
+            factor.item() if isinstance(factor, torch.Tensor) else factor
+        )
+    raise ValueError(f"the backend rankscope has no reduction {op}")
+
+
+def _is_sparse(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided
+
+
+def _written(function: Function, tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return what an op writes, as its future has it."""
+    if function is point_to_point.isend or not tensors:
+        return ()
+    if function is data_movement.all_gather:
+        return tensors[:1]
+    written = tensors[1 if function is data_movement.gather else 0]
+    return (written,) if isinstance(written, torch.Tensor) else written or ()

@@ -73,11 +73,14 @@ def memory(tensor: torch.Tensor, where: object, *, moved: bool = False) -> Any:
         ) from error
 
 
-def memories(
-    tensors: Iterable[torch.Tensor], where: object, *, moved: bool = False
-) -> list[Any]:
-    """Return `memory` of each of `tensors`."""
-    return [memory(tensor, where, moved=moved) for tensor in tensors]
+def memories(tensors: Iterable[Any], where: object, *, moved: bool = False) -> Any:
+    """Return `memory` of each of `tensors`: lists of them, and ``None``, stay such."""
+    return [
+        memories(one, where, moved=moved)
+        if isinstance(one, (list, tuple))
+        else (None if one is None else memory(one, where, moved=moved))
+        for one in tensors
+    ]
 
 
 def row_memory(tensor: torch.Tensor, where: object) -> Any:

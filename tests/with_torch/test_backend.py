@@ -83,11 +83,38 @@ COLLECTIVES = {
         dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
         assert x.tolist() == [world_size / 2] * 2
     """,
-    "method": """
+    "methods": """
+        pg, own = dist.group.WORLD, torch.full((2,), float(rank))
         x = torch.ones(2)
-        dist.group.WORLD.allreduce([x], dist.ReduceOp.SUM).wait()
-        dist.group.WORLD.broadcast(x, root=1).wait()
+        pg.allreduce([x], dist.ReduceOp.SUM).wait()
+        pg.broadcast(x, root=1).wait()
         assert x.tolist() == [world_size] * 2
+        options = distributed_c10d.ReduceOptions()
+        options.rootRank, options.reduceOp = 1, dist.ReduceOp.MAX
+        x = own.clone()
+        work = pg.reduce([x], options)
+        assert work.result()[0] is x
+        assert rank != 1 or x.tolist() == [world_size - 1] * 2
+        sizes = (2, 1, ())
+        lists = [[torch.zeros(one) for one in sizes] for _ in range(world_size)]
+        pg.allgather_coalesced(lists, [own, own[:1], own[0]]).wait()
+        assert [one[1].item() for one in lists] == list(range(world_size))
+        parts = [torch.zeros(2) for _ in range(world_size)]
+        work = pg.allgather([parts], [own])
+        assert work.result()[0][1] is parts[1]
+        assert [int(one[0]) for one in parts] == list(range(world_size))
+        future = pg.gather([parts] if rank == 1 else [], [own + 1], 1).get_future()
+        assert future.wait() == (parts if rank == 1 else []), rank
+        pg.alltoall(parts, [own + r for r in range(world_size)]).wait()
+        assert int(parts[1][0]) == rank + 1
+        many = [torch.ones(2), torch.ones(3, dtype=torch.int64)]
+        pg.allreduce_coalesced(many).wait()
+        assert many[1].tolist() == [world_size] * 3
+        assert pg.barrier(distributed_c10d.BarrierOptions()).wait()
+        pg.monitored_barrier(datetime.timedelta(seconds=20), wait_all_ranks=True)
+        for bad in [x, x], None:
+            error = raised(lambda: pg.allreduce(bad))
+            assert isinstance(error, (TypeError, ValueError)), error
     """,
     "rooted": """
         x = torch.ones(2)

@@ -66,10 +66,11 @@ def every_method(pg: dist.ProcessGroup, make: Make) -> None:
     check(parts[1], 1, 1)
     done(pg.allgather(parts, one(me + 1), timedelta(seconds=20)))
     check(parts[1], 2, 2)
-    lists = [[one(9), one(9)], [one(9, 1), one(9, 1)]]
-    done(pg.allgather_coalesced(lists, [one(me), one(me, 1)]))
-    check(lists[0][1], 1, 1)
-    check(lists[1][0], 0)
+    # As in c10d a list for each rank, not for each input: here two for three.
+    lists = [[one(9), one(9, 1), one(9, 3)] for _ in range(2)]
+    done(pg.allgather_coalesced(lists, [one(me), one(me + 5, 1), one(me, 3)]))
+    check(lists[1][0], 1, 1)
+    check(lists[0][1], 5)
     for gather in (pg._allgather_base, pg.all_gather_single):
         whole = one(9, 4)
         done(gather(whole, one(me)))
