@@ -26,6 +26,17 @@ _DEFAULT = ("0", "default_pg")
 #: the file is rather a copy.
 _COPIED = 3600 * 10**9
 
+#: Ends the name of what our own records have of a group's sends and receives.
+_OUR_P2P = " p2p"
+#: Of a group in which a rank has issued nothing.
+_UNUSED = GroupEvidence(
+    progress=Progress(0, 0, 0),
+    lists_all_in_flight=True,
+    lists_all=True,
+    over_is_completed=True,
+    ends_sends=True,
+)
+
 _Name = tuple[str, str]
 _Kinds = tuple[str, ...]
 
@@ -49,6 +60,16 @@ class _Job:
         self.named: dict[int, dict[_Name, Group]] = {
             rank: self._groups_of(rank) for rank in sorted(dumps)
         }
+        #: How many ranks name a group, and the groups of each rank, as others tell.
+        self._naming = Counter(
+            name
+            for found in self.named.values()
+            for name in {_shared_name(group) for group in found.values()}
+        )
+        self._members: dict[int, list[Group]] = {}
+        for group in self.groups.values():
+            for rank in group.ranks if group.complete else ():
+                self._members.setdefault(rank, []).append(group)
         self._votes: dict[tuple[Group, _Kinds], Counter[int]] = {}
         #: The groups that have an entry, and those with sends or receives.
         self._listed: set[Group] = set()
@@ -133,6 +154,8 @@ class _Job:
                 over_is_completed=not vague,
                 ends_sends=not (vague or dump.gloo),
             )
+        if dump.whole and not (dump.vague or dump.problem):
+            groups.update(dict.fromkeys(self._unused(rank), _UNUSED))
         return RankEvidence(
             rank,
             groups,
@@ -141,6 +164,19 @@ class _Job:
             read_ns=_read_ns(dump),
             source=dump.dump.path,
         )
+
+    def _unused(self, rank: int) -> list[Group]:
+        """Return the groups of `rank` that only the dumps of others name.
+
+        A group is named from its first op on. Not one that the rank may name otherwise.
+        """
+        own = set(self.named[rank].values())
+        alone = {one.ranks for one in own if self._naming[_shared_name(one)] == 1}
+        return [
+            group
+            for group in self._members.get(rank, ())
+            if group not in own and group.ranks not in alone
+        ]
 
     def _progress(
         self,
@@ -151,6 +187,9 @@ class _Job:
     ) -> Progress:
         if status is None or group not in self._listed:
             # Without an entry, it may be sends and receives that are counted.
+            return Progress()
+        if name[0].endswith(_OUR_P2P):
+            # The numbers of its entries are those of the group's collectives.
             return Progress()
         enqueued, started, completed = (
             None if one is None else max(one, 0) for one in status
@@ -250,6 +289,11 @@ def _is_overrun(dump: RankDump, progress: Mapping[_Name, Progress]) -> bool:
         if done is not None and first is not None and first > done + 1:
             return True
     return False
+
+
+def _shared_name(group: Group) -> tuple[str, tuple[int, ...]]:
+    """Return what our collectives, and our sends and receives, of a group share."""
+    return group.id.removesuffix(_OUR_P2P), group.ranks
 
 
 def _by_number(names: Sequence[_Name]) -> list[_Name] | None:
