@@ -42,10 +42,12 @@ _FOLLOWING = 200
 _SIGNS = (
     *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
     *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
-    *(b"Traceback (most recent call last)", TIMEOUT.encode()),
+    *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
 )
 _FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
+#: Gloo's last words where it receives more than the op of this rank takes.
+_TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -62,11 +64,15 @@ class _Stream:
     #: The last dump of faulthandler.
     stacks: list[str] = field(default_factory=list)
     in_stacks: bool = False
+    #: Bytes that gloo has received, and those that it expected.
+    too_long: tuple[str, str] | None = None
 
     def feed(self, text: str) -> None:
         raised = self.tracebacks.feed(text)
         if raised is not None:
             self.raised.append(raised)
+        if (sizes := _TOO_LONG.search(text)) is not None:
+            self.too_long = sizes[1], sizes[2]
         if FAULT_LINE.match(text):
             if not self.in_stacks:
                 self.stacks = []
@@ -91,6 +97,8 @@ class Log:
         self.present: set[int] = set() if rank is None else {rank}
         #: Ranks that waited until a timeout, or until a connection was lost.
         self.gave_up: dict[int, RankEvidence] = {}
+        #: Ranks that gloo has ended: they received more than their op takes.
+        self.too_long: set[int] = set()
         self.world_size: int | None = None
         self._begin()
 
@@ -222,16 +230,23 @@ class Log:
         return found + list(self._ends(path, raised))
 
     def _ends(self, path: str, raised: Collection[int]) -> Iterator[RankEvidence]:
+        sizes = {
+            rank: stream.too_long for rank, stream in self._placed() if stream.too_long
+        }
         for rank, death in self._deaths.items():
             yield RankEvidence(rank, death=death, source=path)
         for rank, failure in self.table.failures.items():
             # The watchdog ends its process with SIGABRT: it has waited.
             waited = rank in self.groups.timed_out or rank in raised
             if failure.death and not (waited and failure.exit_code == -signal.SIGABRT):
-                process = f"pid {failure.pid}"
-                yield RankEvidence(
-                    rank, death=failure.death, process=process, source=path
-                )
+                process, death = f"pid {failure.pid}", failure.death
+                if rank in sizes:
+                    received, expected = sizes[rank]
+                    death += (
+                        f": gloo received {received} bytes, and expected {expected}"
+                    )
+                    self.too_long.add(rank)
+                yield RankEvidence(rank, death=death, process=process, source=path)
 
     def _placed(self) -> Iterator[tuple[int, _Stream]]:
         """Yield the streams whose global rank is known."""
@@ -257,6 +272,12 @@ class Log:
             # The launcher's own.
             if not raised.text.startswith("torch.distributed.elastic")
         ]
+
+    def placed(self) -> Iterator[tuple[int, Raised]]:
+        """Yield the exceptions whose ranks are known."""
+        for rank, stream in self._placed():
+            for raised in stream.raised:
+                yield rank, raised
 
     def awaited(self) -> set[int]:
         """Return the ranks that had not joined, as who waited for them says."""

@@ -18,6 +18,7 @@ from .rank_facts import FactsReader, ResultReader, absences, ended_with_store
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
 from .torchelastic import ErrorFileReader
+from .tracebacks import late_at_barrier
 from .user_frames import position, rank_in_name
 
 __all__ = ["KINDS", "Texts"]
@@ -191,6 +192,11 @@ class Texts:
         missing = sorted(awaited - ended.keys() - self._gave_up.keys())
         if missing:
             told.append(tell_ranks(missing, "has not joined the group of all ranks"))
+        placed = [one for log in logs for one in log.placed()]
+        late = late_at_barrier(placed, evidence.world_size)
+        if late := late - ended.keys() - self._gave_up.keys():
+            told.append(tell_ranks(sorted(late), "has not come to the barrier"))
+            missing = sorted({*missing, *late})
         for (line, called), ranks in waits.items():
             who = name_ranks(ranks) if ranks else "others"
             told.append(f"{who} gave up waiting{_at(line)}{called and f' in {called}'}")
@@ -209,12 +215,18 @@ class Texts:
         if not ended and not missing and not seen.keys() >= set(self._absent):
             told.append(self._no_line())
         fault = Fault.MISSING_RANKS if missing else Fault.UNDECIDED
+        culprits = tuple(ended) or tuple(missing)
+        if ended:
+            fault = Fault.RANK_DEAD
+        if ended and ended.keys() <= {rank for log in logs for rank in log.too_long}:
+            # Which rank has the wrong size, it does not tell.
+            fault, culprits = Fault.SIZE_MISMATCH, ()
         known = [0, *evidence.ranks, *missing, *alive]
         line, called = next(iter(waits), ("", ""))
         return Verdict(
-            Fault.RANK_DEAD if ended else fault,
+            fault,
             GroupKey("default_pg", tuple(range(evidence.world_size or max(known) + 1))),
-            tuple(ended) or tuple(missing),
+            culprits,
             tuple(sorted(self._gave_up)),
             called.partition(" ")[0],
             0,

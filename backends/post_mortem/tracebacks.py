@@ -9,7 +9,13 @@ from typing import NamedTuple
 from ..observe.evidence import RankEvidence
 from .user_frames import MOST, Frame, position
 
-__all__ = ["Raised", "TracebackReader", "evidence_of", "raised_in"]
+__all__ = [
+    "Raised",
+    "TracebackReader",
+    "evidence_of",
+    "late_at_barrier",
+    "raised_in",
+]
 
 #: Characters of an exception's text that are kept.
 _LONGEST = 200
@@ -36,6 +42,10 @@ _LOST = re.compile(
 _BETWEEN_RANKS = re.compile(r"gloo|c10d|nccl|TCPStore|Dist\w+Error", re.IGNORECASE)
 #: The key by which a rank of gloo is found, in the group of all ranks.
 _KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/\d+//\w+//\d+/(\d{1,6})$")
+#: What gloo says of a monitored barrier: its first rank, and the others. All ranks in
+#: it are those of the group.
+_LATE = re.compile(r"\[Rank 0\]: Ranks? ([\d, ]+) failed to pass monitoredBarrier")
+_REACHED = re.compile(r"Rank (\d{1,6}) successfully reached monitoredBarrier")
 
 
 class Raised(NamedTuple):
@@ -56,6 +66,30 @@ class Raised(NamedTuple):
         """The rank that had not joined the group of all ranks, if the text names it."""
         found = _KEY.search(self.text)
         return None if found is None else int(found[1])
+
+
+def late_at_barrier(
+    found: Iterable[tuple[int, Raised]], world_size: int | None
+) -> set[int]:
+    """Return who has not come to a monitored barrier, as the exceptions of ranks tell.
+
+    Only if it is certain which ranks are meant: groups have them in ascending order, so
+    that those before a rank whose places are alike have their own numbers, too.
+    """
+    late: set[int] = set()
+    #: The ranks below this one are their own places.
+    certain = 0
+    for rank, raised in found:
+        named, reached = _LATE.search(raised.text), _REACHED.search(raised.text)
+        if named is not None:
+            late |= {int(one) for one in named[1].split(",") if one.strip()}
+        elif reached is not None and int(reached[1]) != rank:
+            return set()
+        elif reached is not None:
+            certain = max(certain, rank)
+    if late and max(late) + 1 == world_size:
+        return late
+    return late if late and max(late) < certain else set()
 
 
 class TracebackReader:

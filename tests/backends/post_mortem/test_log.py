@@ -579,3 +579,59 @@ def test_the_ranks_of_a_desync_report_are_the_groups(tmp_path: Path) -> None:
     ]
     report = examined(tmp_path, [*own, *reported(*DESYNC, rank=4, group="7(tp)")])
     assert [one.culprits for one in report.verdicts] == [()]
+
+
+#: Gloo's words of a monitored barrier, of the group's first rank and of another one.
+BARRIER = (
+    "[Rank 0]: Rank{late} failed to pass monitoredBarrier in 4000 ms",
+    "Rank {n} successfully reached monitoredBarrier, but received errors while waiting "
+    "for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
+)
+
+
+def at_barrier(late: str, *places: tuple[int, int]) -> str:
+    """Return the errors of ranks, each with its place in the group."""
+    text = ""
+    for rank, place in places:
+        error = GLOO.format(p=f"[rank{rank}]: ", file="train.py", line=9)
+        said = BARRIER[place > 0].format(late=late, n=place)
+        text += f"{error[: error.index('RuntimeError')]}RuntimeError: {said}\n"
+    return text
+
+
+@pytest.mark.parametrize(
+    ("late", "places", "culprits"),
+    [
+        (" 1", [(0, 0), (2, 2), (3, 3)], (1,)),
+        ("s 1, 2", [(0, 0), (3, 3)], (1, 2)),
+        # Ranks 0, 2, 4 may be the group, and rank 1 of it is not that of the world.
+        (" 1", [(0, 0), (4, 2)], ()),
+        # It may be any rank above 1.
+        (" 2", [(0, 0), (1, 1)], ()),
+    ],
+)
+def test_a_monitored_barrier_names_who_is_late(
+    tmp_path: Path, late: str, places: list[tuple[int, int]], culprits: tuple[int, ...]
+) -> None:
+    (verdict,) = examined(tmp_path, at_barrier(late, *places)).verdicts
+    assert verdict.culprits == culprits
+    assert ("not come to the barrier" in verdict.text) == bool(culprits)
+    assert verdict.fault is (Fault.MISSING_RANKS if culprits else Fault.UNDECIDED)
+
+
+def test_a_rank_that_gloo_ended_is_not_the_one_of_another_size(tmp_path: Path) -> None:
+    """It has received more than its own op takes: another rank's may be right."""
+    words = (
+        "[default3]:terminate called after throwing an instance of "
+        "'gloo::EnforceNotMet'\n"
+        "[default3]:  what():  [enforce fail at /gloo/transport/tcp/pair.cc:456] "
+        "op.preamble.length <= op.nbytes. 28 vs 16. Received data size doesn't match\n"
+    )
+    ended = table(-6, " (SIGABRT)", "Signal 6 (SIGABRT) received by PID 811")
+    gave_up = of_gloo((9, 12))
+    (verdict,) = examined(tmp_path, words + gave_up + "\n" + ended).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.SIZE_MISMATCH, ())
+    assert (
+        "rank 11 was killed by signal 6 (SIGABRT): gloo received 28 bytes, and "
+        "expected 16; ranks 9, 12 gave up waiting at train.py:88" in verdict.text
+    )
