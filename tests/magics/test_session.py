@@ -29,7 +29,7 @@ def test_a_cell_that_hangs_has_one_output_until_the_verdict_changes(
     def told(*verdicts: Any) -> str | None:
         session._tell(verdicts)
         found = session.hang([0, 1, 2, 3])
-        return found and found["text/plain"]
+        return None if found is None else found["text/plain"]
 
     first = told(verdict)
     assert first is not None
