@@ -11,6 +11,7 @@ const STAY = / for [\d.]+ \w+$/; // what stayText adds to a line
 const LEVELS = [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go first
 const BARE = 4; // the level from which on elapsed times and lines are shown without more
 const FIT = 1; // px for rounding
+const OP = 100; // px of an op at least, where its end is cut off
 
 /**
  * Place columns in `room` px.
@@ -40,9 +41,20 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
     });
     return { level, width, places };
   };
-  for (const level of LEVELS) {
+  for (const level of LEVELS.slice(0, -1)) {
     const found = at(level);
     if (found.width <= room + FIT) return found;
   }
-  return at(LEVELS.at(-1));
+  return cutOp(at(LEVELS.at(-2)), columns, room) ?? at(LEVELS.at(-1));
+}
+
+/** Take what is over from the op, whose longest text may be one of long ago, or null. */
+function cutOp(found, columns, room) {
+  const over = Math.ceil(found.width - room);
+  const number = columns.findIndex(({ key }) => key === "op");
+  const op = found.places[number];
+  if (!op || op.width - over < OP) return null;
+  op.width -= over;
+  for (const place of found.places.slice(number + 1)) if (place) place.left -= over;
+  return { ...found, width: found.width - over };
 }

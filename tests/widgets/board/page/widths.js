@@ -61,3 +61,19 @@ test("empty columns and the only host take no room", () => {
     "rank", "state", "line", "elapsed",
   ]);
 });
+
+test("an op is cut off before it goes", () => {
+  const columns = [
+    { key: "rank", title: "rank", drop: 0 }, { key: "op", title: "op", drop: 1 },
+    { key: "verdict", title: "verdict", drop: 0 },
+  ];
+  const placed = (room) =>
+    placeColumns(columns, ["rank", "default recv ← 4 tag 2", "verdict"], [true, true, true], {
+      room, single: true, measure: (text) => text.length * 10,
+    });
+  const { width, places } = placed(1000);
+  const { places: cut, width: fitting } = placed(width - 60);
+  equal(cut.map((one) => one.width), [places[0].width - 6, places[1].width - 48, places[2].width - 6]);
+  equal([cut[2].left, fitting], [cut[1].left + cut[1].width, width - 60]);
+  equal(placed(200).places[1], null);
+});
