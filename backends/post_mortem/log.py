@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -43,11 +43,16 @@ _SIGNS = (
     *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
     *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
     *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
+    b"Fatal Python error: ",
 )
 _FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
 #: Gloo's last words where it receives more than the op of this rank takes.
 _TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+_FATAL = re.compile(
+    r"Fatal Python error: (Segmentation fault|Bus error|Illegal instruction"
+    r"|Floating[ -]point exception)$"
+)
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -66,6 +71,8 @@ class _Stream:
     in_stacks: bool = False
     #: Bytes that gloo has received, and those that it expected.
     too_long: tuple[str, str] | None = None
+    #: What faulthandler has seen of a signal that is not sent on purpose.
+    fatal: str = ""
 
     def feed(self, text: str) -> None:
         raised = self.tracebacks.feed(text)
@@ -73,6 +80,8 @@ class _Stream:
             self.raised.append(raised)
         if (sizes := _TOO_LONG.search(text)) is not None:
             self.too_long = sizes[1], sizes[2]
+        if (fatal := _FATAL.match(text)) is not None:
+            self.fatal = fatal[1]
         if FAULT_LINE.match(text):
             if not self.in_stacks:
                 self.stacks = []
@@ -233,6 +242,12 @@ class Log:
         sizes = {
             rank: stream.too_long for rank, stream in self._placed() if stream.too_long
         }
+        for rank, stream in self._placed():
+            if rank in self.table.failures or not (stream.fatal or stream.too_long):
+                continue
+            death = f"rank {rank} ended with a fatal error"
+            death += f": {stream.fatal}" if stream.fatal else self._size(rank, sizes)
+            yield RankEvidence(rank, death=death, source=path)
         for rank, death in self._deaths.items():
             yield RankEvidence(rank, death=death, source=path)
         for rank, failure in self.table.failures.items():
@@ -247,6 +262,12 @@ class Log:
                     )
                     self.too_long.add(rank)
                 yield RankEvidence(rank, death=death, process=process, source=path)
+
+    def _size(self, rank: int, sizes: Mapping[int, tuple[str, str]]) -> str:
+        """Return that gloo has ended `rank`, whose op takes less than it received."""
+        self.too_long.add(rank)
+        received, expected = sizes[rank]
+        return f": gloo received {received} bytes, and expected {expected}"
 
     def _placed(self) -> Iterator[tuple[int, _Stream]]:
         """Yield the streams whose global rank is known."""

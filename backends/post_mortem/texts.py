@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from .user_frames import position, rank_in_name
 
 __all__ = ["KINDS", "Texts"]
 
+#: A log in the folder of a local rank, as torchrun names it.
+_LOCAL = re.compile(r"(.*(?:^|/)attempt_\d+)/(\d{1,5})/[^/]*$")
 #: Clauses on ranks that ended in different ways.
 _MOST = 8
 
@@ -45,6 +48,8 @@ class Texts:
         self._logs: dict[str, Log] = {}
         #: Error files whose names have no rank.
         self._errors: list[RawFile] = []
+        #: Logs that have no line of a rank.
+        self._unranked: list[RawFile] = []
         #: Where ranks gave up.
         self._gave_up: dict[int, RankEvidence] = {}
         #: Ranks that were alive when the launcher ended them.
@@ -70,6 +75,8 @@ class Texts:
         if looks_like_log(file.data):
             log = read_log(io.BytesIO(file.data), rank_in_name(file.path))
             self._logs[file.path] = log
+            if not log.present:
+                self._unranked.append(file)
             return True
         return any(self._read(one, file) for one in _LAST)
 
@@ -95,6 +102,7 @@ class Texts:
         self, groups: Collection[Group], world_size: int | None
     ) -> tuple[list[RankEvidence], int | None]:
         """Return what all texts tell, and the world size; other files tell the rest."""
+        self._place_logs()
         joined = LogGroups()
         present: set[int] = set()
         ends: list[RankEvidence] = []
@@ -116,6 +124,23 @@ class Texts:
         # A stack is of the time when the job hung: a traceback, of its end.
         newest = sorted(self._found, key=lambda one: one[:2], reverse=True)
         return _one_place([*(one for *_, one in newest), *ends, *counters]), world_size
+
+    def _place_logs(self) -> None:
+        """Read the logs of torchrun's folders of local ranks, whose ranks follow them.
+
+        One rank of a host tells the others: they are numbered in one go.
+        """
+        first: dict[str, set[int]] = {}
+        for path, log in self._logs.items():
+            if (found := _LOCAL.match(path)) and len(log.present) == 1:
+                (rank,) = log.present
+                first.setdefault(found[1], set()).add(rank - int(found[2]))
+        for file in self._unranked:
+            found = _LOCAL.match(file.path)
+            bases = first.get(found[1], set()) if found else set()
+            if found and len(bases) == 1:
+                rank = min(bases) + int(found[2])
+                self._logs[file.path] = read_log(io.BytesIO(file.data), rank)
 
     def _place_errors(self) -> None:
         """Read error files beside a log of one rank: torchrun gives each a folder."""

@@ -635,3 +635,48 @@ def test_a_rank_that_gloo_ended_is_not_the_one_of_another_size(tmp_path: Path) -
         "rank 11 was killed by signal 6 (SIGABRT): gloo received 28 bytes, and "
         "expected 16; ranks 9, 12 gave up waiting at train.py:88" in verdict.text
     )
+
+
+SEGFAULT = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007fc8bea55040 (most recent call first):
+  File "/job/train.py", line 17 in main
+"""
+TOO_LONG = "  what():  [enforce fail] op.preamble.length <= op.nbytes. 28 vs 16. Is\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "fault", "culprits", "told"),
+    [
+        (SEGFAULT, Fault.RANK_DEAD, (9,), "a fatal error: Segmentation fault;"),
+        (TOO_LONG, Fault.SIZE_MISMATCH, (), "gloo received 28 bytes, and expected 16"),
+    ],
+)
+def test_the_rank_of_a_local_rank_follows_from_another_one_of_its_host(
+    tmp_path: Path, words: str, fault: Fault, culprits: tuple[int, ...], told: str
+) -> None:
+    for rank in (8, 9, 10):
+        folder = tmp_path / "none_x" / "attempt_0" / str(rank - 8)
+        folder.mkdir(parents=True)
+        text = GLOO.format(p=f"[rank{rank}]: ", file="train.py", line=9)
+        (folder / "stderr.log").write_text(words if rank == 9 else text)
+    report = examine([tmp_path])
+    (verdict,) = report.verdicts
+    assert (verdict.fault, verdict.culprits) == (fault, culprits)
+    assert (
+        f"rank 9 ended with {'a fatal error: ' * (not culprits)}{told}" in verdict.text
+    )
+    assert "ranks 8, 10 gave up waiting at train.py:9" in verdict.text
+
+
+def test_a_local_rank_of_two_hosts_in_one_folder_is_no_rank(tmp_path: Path) -> None:
+    for rank, local in (8, 0), (3, 2):
+        folder = tmp_path / "attempt_0" / str(local)
+        folder.mkdir(parents=True)
+        text = GLOO.format(p=f"[rank{rank}]: ", file="train.py", line=9)
+        (folder / "stderr.log").write_text(text)
+    (tmp_path / "attempt_0" / "1").mkdir()
+    (tmp_path / "attempt_0" / "1" / "stderr.log").write_text(SEGFAULT)
+    (verdict,) = examine([tmp_path]).verdicts
+    assert verdict.culprits == ()
