@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import FrameType
 
 __all__ = ["issuer"]
@@ -32,19 +31,9 @@ def issuer(op: str, frame: FrameType | None) -> str:
         package = module.partition(".")[0]
         if package == "torch":
             if not module.startswith(_BETWEEN):
-                called = _name(frame)
+                code = frame.f_code
+                called = getattr(code, "co_qualname", code.co_name)  # 3.11 and later
         elif package != _PACKAGE:
             return ""
         frame = frame.f_back
     return ""
-
-
-if sys.version_info >= (3, 11):
-
-    def _name(frame: FrameType) -> str:
-        return frame.f_code.co_qualname
-
-else:
-
-    def _name(frame: FrameType) -> str:
-        return frame.f_code.co_name
