@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rankscope.backends.groups.unattended import is_attended
 from rankscope.backends.hang_report.settings import Settings
 from rankscope.backends.hang_report.start import report_hangs
 
 if TYPE_CHECKING:
     from rankscope.backends.torch_watch.watch import TorchWatch
 
-__all__ = ["AGENT", "attendance", "begin"]
+__all__ = ["AGENT", "begin"]
 
 #: The module that runs in the engines of a cluster, which begin their own.
 AGENT = "rankscope.engines.agent.agent"
-
-#: Each returns whether somebody looks at the job.
-attendance: list[Callable[[], bool]] = []
 
 
 def begin(
@@ -37,7 +34,7 @@ def begin(
     if AGENT not in sys.modules and not _is_kernel():
         report_hangs(
             settings,
-            _is_attended,
+            is_attended,
             rank=rank,
             world_size=world_size,
             init_method=init_method,
@@ -48,7 +45,3 @@ def begin(
 def _is_kernel() -> bool:
     module = sys.modules.get("ipykernel.kernelapp")
     return module is not None and module.IPKernelApp.initialized()
-
-
-def _is_attended() -> bool:
-    return any(looks() for looks in attendance)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankscope.backends.groups.unattended import attendance
 from rankscope.backends.groups.world import world
 from rankscope.backends.hang_report.settings import Settings
 from rankscope.backends.slurm_step import fill_environment
@@ -35,7 +36,7 @@ from rankscope.engines.script.options import JobOptions, add_metrics, add_script
 from rankscope.engines.script.publication import Publication
 from rankscope.engines.script.rank_process import end_with_launcher
 from rankscope.engines.script.value_log import EVERY, Log, ValueLog
-from rankscope.hang_reports import AGENT, attendance, begin
+from rankscope.hang_reports import AGENT, begin
 
 if TYPE_CHECKING:
     import torch

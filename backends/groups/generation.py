@@ -35,7 +35,8 @@ from .abort_reason import (
     Departure,
     Departures,
 )
-from .inquiry import Deadlines, Inquiry
+from .deadlines import Deadlines
+from .inquiry import Inquiry
 from .peer_watch import PeerWatch
 from .spec import GroupSpec, Origin
 from .watchdog import watchdog
@@ -540,7 +541,10 @@ class Generation:
             self.deadlines.overdue = None
             self._abort(loss.reason, publish=True)
         elif overdue is None:
-            return nearest
+            reason = self.deadlines.mismatch()
+            if reason is None:
+                return nearest
+            self._abort(reason, publish=True)
         elif not self.deadlines.asked():
             return _INQUIRY_PERIOD
         else:

@@ -1,4 +1,4 @@
-"""Which op of a group is overdue, and why it did not end, as its ranks say themselves.
+"""Why an op of a group does not end, as its ranks say themselves.
 
 A rank whose op has timed out asks the others through the store for their records and
 for the place of their main threads. The first one to ask compares the answers, and all
@@ -13,25 +13,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..errors import DistError, DistStoreError, DistTimeoutError
+from ..errors import DistError, DistStoreError
 from ..stores.base import Store
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
 from ..work.user_code import is_installed, users_frame
-from ..work.work import Work
-from .abort_reason import REBUILD_HINT, AbortReason, FoundCause
 from .spec import GroupSpec
-from .unattended import on_overdue
 
 __all__ = [
-    "Deadlines",
     "Explanation",
     "Inquiry",
     "Place",
+    "Question",
     "current_exception",
     "explain_with",
     "handled_exception",
@@ -79,6 +76,8 @@ class Explanation:
     text: str
     #: The global ranks at fault.
     culprits: tuple[int, ...]
+    #: Whether it cannot end any more, whatever a rank does that is late.
+    final: bool = False
 
 
 #: Group rank → the answer of that rank, ``None`` if it did not answer.
@@ -150,82 +149,105 @@ def locate_with(locate: Callable[[], Place]) -> None:
     _locate = locate
 
 
-class Inquiry:
-    """One generation's question to its ranks, and this rank's answer."""
+class Question:
+    """One question to the ranks of a group: the first one to ask has the answers."""
 
-    def __init__(self, spec: GroupSpec, generation: int, store: Store) -> None:
-        self._spec, self._generation, self._store = spec, generation, store
-        self._begun: float | None = None
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
         # Whether the store has answered.
         self._heard = False
         self._done = threading.Event()
-        self._discarded = False
         #: What was found; ``None`` before, and where nothing was.
         self.found: Explanation | None = None
+        #: Whether this rank was the first.
+        self.is_own = False
 
-    # -- the question --------------------------------------------------------
-
-    def ask(self) -> bool:
-        """Begin, at the first call; return whether there is nothing to wait for.
-
-        Never blocks. The answer is `found`.
-        """
-        if self._spec.size == 1:
-            return True
-        if self._begun is None:
-            self._begun = time.monotonic()
-            self._start(self._find)
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for."""
         longest = LONGEST_HEARD if self._heard else LONGEST
         return self._done.is_set() or time.monotonic() - self._begun > longest
 
-    def discard(self) -> None:
-        """Forget what was found; nothing is found after that."""
-        self._discarded, self.found = True, None
+    def heard(self) -> None:
+        """Note that the store answers."""
+        self._heard = True
 
-    def _find(self) -> None:
+    def end(self) -> None:
+        """Note that nothing more is found."""
+        self._done.set()
+
+
+class Inquiry:
+    """One generation's questions to its ranks, and this rank's answers."""
+
+    def __init__(self, spec: GroupSpec, generation: int, store: Store) -> None:
+        self._spec, self._generation, self._store = spec, generation, store
+        # How many questions this rank has heard of.
+        self._count = 0
+
+    # -- the question --------------------------------------------------------
+
+    def ask(self) -> Question:
+        """Ask the ranks why an op does not end. Never blocks."""
+        question = Question()
+        if self._spec.size == 1:
+            question.end()
+        else:
+            self._start(self._find, question)
+        return question
+
+    def _find(self, question: Question) -> None:
         try:
-            found = self._ask_ranks()
-            if not self._discarded:
-                self.found = found
+            question.found = self._ask_ranks(question)
         except DistError as error:
             _log.warning(
-                "%s: the ranks could not be asked why an op did not end: %s",
+                "%s: the ranks could not be asked why an op does not end: %s",
                 self._spec.describe(),
                 error,
             )
         finally:
-            self._done.set()
+            question.end()
 
-    def _ask_ranks(self) -> Explanation | None:
+    def _ask_ranks(self, question: Question) -> Explanation | None:
         deadline = time.monotonic() + ANSWER_WAIT
         me = str(self._spec.rank).encode()
-        first = self._store.compare_set("inquiry", b"", me)
-        self._heard = True
+        place = f"inquiry/{self._count + 1}"
+        first = self._store.compare_set(place, b"", me)
+        question.heard()
         if first != me:
-            found = json.loads(self._store.get("inquiry/found", timeout=LONGEST_HEARD))
+            said = self._store.get(f"{place}/found", timeout=LONGEST_HEARD)
+            found = json.loads(said)
             return None if found is None else Explanation(**found)
+        question.is_own = True
         answers = {
-            rank: self._answer_of(rank, deadline) for rank in range(self._spec.size)
+            rank: self._answer_of(rank, place, deadline)
+            for rank in range(self._spec.size)
         }
         explanation = _explain(self._spec, self._generation, answers)
         found = None if explanation is None else asdict(explanation)
-        self._store.set("inquiry/found", json.dumps(found))
+        self._store.set(f"{place}/found", json.dumps(found))
         return explanation
 
-    def _answer_of(self, rank: int, deadline: float) -> dict[str, Any] | None:
-        left = max(0.001, deadline - time.monotonic())
+    def _answer_of(
+        self, rank: int, place: str, deadline: float
+    ) -> dict[str, Any] | None:
+        left, key = max(0.001, deadline - time.monotonic()), f"{place}/{rank}"
         try:
-            return json.loads(self._store.get(f"inquiry/{rank}", timeout=left))
+            answer = self._store.get(key, timeout=left)
         except DistStoreError:
             return None
+        # There may be many questions.
+        self._store.delete_key(key)
+        return json.loads(answer)
 
     # -- the answer ----------------------------------------------------------
 
-    def answer(self, _asker: bytes) -> None:
-        """Answer the question of another rank; called on a thread of the store."""
-        self._start(self._answer)
+    def answer(self, number: int) -> None:
+        """Answer the question `number` of a rank; called on a thread of the store."""
+        self._count = number
+        self._start(self._answer, number)
 
-    def _answer(self) -> None:
+    def _answer(self, number: int) -> None:
         place, records = _locate(), self._records()
         answer = {
             "now_ns": time.time_ns(),
@@ -234,7 +256,7 @@ class Inquiry:
             "groups": {one.status.group_id: list(one.status.ranks) for one in records},
         }
         try:
-            self._store.set(f"inquiry/{self._spec.rank}", json.dumps(answer))
+            self._store.set(f"inquiry/{number}/{self._spec.rank}", json.dumps(answer))
         except DistError as error:
             _log.warning(
                 "%s: no answer to a rank that asks why an op does not end: %s",
@@ -251,127 +273,10 @@ class Inquiry:
             (own if record.status.group_id == group else others).append(record)
         return [*newest(others, 0, Record.course), *newest(own, RECORDS, Record.course)]
 
-    def _start(self, target: Callable[[], None]) -> None:
+    def _start(self, target: Callable[..., None], *args: object) -> None:
         threading.Thread(
-            target=target, name=f"rankscope-inquiry-{self._spec.name}", daemon=True
+            target=target,
+            args=args,
+            name=f"rankscope-inquiry-{self._spec.name}",
+            daemon=True,
         ).start()
-
-
-#: Seconds that an abort waits for what is done `on_overdue`.
-_OVERDUE_WAIT = 6.0
-
-
-class Deadlines:
-    """The deadlines of the ops in flight of one generation, for the watchdog.
-
-    `inquiry` finds out why an overdue op did not end.
-    """
-
-    def __init__(self, spec: GroupSpec, inquiry: Inquiry) -> None:
-        self._spec, self._inquiry = spec, inquiry
-        # Of the ops in flight: when they began, as `begun_ns` says and by the monotonic
-        # clock.
-        self._begun_at: dict[Work, tuple[int, float]] = {}
-        #: Why the ops hang, if a diagnosis over all ranks has found it.
-        self.cause: FoundCause | None = None
-        #: The Work that is past its deadline, while its group lives on.
-        self.overdue: Work | None = None
-        # What is done about the overdue op by others, and until when that may last.
-        self._pending: tuple[list[threading.Event], float] | None = None
-
-    def check(self, in_flight: Iterable[Work]) -> float:
-        """Look for an `overdue` op; return the seconds to the next deadline."""
-        begun_at, self._begun_at = self._begun_at, {}
-        was, self.overdue = self.overdue, None
-        nearest = float("inf")
-        for place, work in enumerate(in_flight):
-            record = work.record
-            if record is None:
-                continue
-            begun_ns = work.begun_ns(oldest=not place)
-            if not begun_ns:
-                continue
-            # The wall clock may be set while the op runs.
-            known = begun_at.get(work)
-            if known is None or known[0] != begun_ns:
-                ran = (time.time_ns() - begun_ns) / 1e9
-                known = begun_ns, time.monotonic() - ran
-            self._begun_at[work] = known
-            left = known[1] + record.timeout - time.monotonic()
-            if left > 0:
-                nearest = min(nearest, left)
-            elif self.overdue is None and not work.poll():
-                self.overdue = work
-        if was is not None and was is not self.overdue:
-            # The op has ended after all: what was found does not hold any more.
-            self._inquiry.discard()
-            self._pending = None
-        return nearest
-
-    def asked(self) -> bool:
-        """Ask the ranks why the op is `overdue`; return whether they have answered.
-
-        Never blocks. True also where no answer is to be expected any more, and where
-        a diagnosis has found the cause. So do those who hear of the op `on_overdue`.
-        """
-        if self._pending is None:
-            heard = [hear() for hear in on_overdue]
-            self._pending = heard, time.monotonic() + _OVERDUE_WAIT
-        told = self._diagnosed() is not None or self._inquiry.ask()
-        heard, deadline = self._pending
-        done = all(one.is_set() for one in heard) or time.monotonic() > deadline
-        return told and done
-
-    def _diagnosed(self) -> FoundCause | None:
-        """Return what a diagnosis has found since the overdue op began."""
-        cause, overdue = self.cause, self.overdue
-        if cause is None or overdue is None:
-            return None
-        began = self._begun_at.get(overdue)
-        return cause if began is not None and cause.at > began[1] else None
-
-    def _found(self) -> tuple[str, tuple[int, ...]]:
-        """Return why the overdue op did not end, ``""`` if it is not known, and who."""
-        cause, found = self._diagnosed(), self._inquiry.found
-        if cause is not None:
-            return str(cause), tuple(cause.culprits)
-        if found is not None:
-            return found.text, found.culprits
-        return "", ()
-
-    def reason(self) -> AbortReason:
-        """Return why the group ends for the `overdue` op."""
-        assert self.overdue is not None
-        record = self.overdue.record
-        assert record is not None
-        found, culprits = self._found()
-        text = f"{record.describe()} timed out after {record.timeout:g} s"
-        return AbortReason(
-            f"{found}; {text}" if found else text,
-            f"rank {self._spec.global_rank}",
-            culprits=culprits,
-            diagnosis=found,
-        )
-
-    def error(self, work: Work, reason: AbortReason) -> DistTimeoutError:
-        """Return the error of `work`, which was overdue when its group was aborted."""
-        record = work.record
-        assert record is not None
-        timeout = record.timeout
-        found, _ = self._found()
-        # Another rank may have asked, and aborted, before this one had the answer.
-        found = found or reason.diagnosis
-        whose = "the group's" if timeout == self._spec.timeout else "its own"
-        why = "not every rank entered it, or one is stuck"
-        if found:
-            why = found
-        elif reason.by != f"rank {self._spec.global_rank}":
-            # Another rank, or a person, was faster.
-            why = str(reason)
-        return DistTimeoutError(
-            f"{work.describe()} was not done {timeout:g} s after it began "
-            f"({whose} timeout): {why}. The group was aborted; {REBUILD_HINT}",
-            **work.identity(),
-            culprits=reason.culprits,
-            reason=f"not done {timeout:g} s after it began",
-        )

@@ -2,7 +2,7 @@
 
 Each rank watches for what another one reports: its abort; its death (a notice that the
 store writes as an abort, or the loss of the store itself); its departure in good order;
-its first send or receive, which needs the backend of every rank; and its question why
+its first send or receive, which needs the backend of every rank; and its questions why
 its op does not end.
 """
 
@@ -34,7 +34,7 @@ DEPARTURE_WAIT = 0.5
 class PeerWatch:
     """The store keys of one generation that concern its life, and their watches.
 
-    ``on_abort(reason)``, ``on_build(device)``, ``on_inquiry(asker)`` and
+    ``on_abort(reason)``, ``on_build(device)``, ``on_inquiry(number)`` and
     ``on_departure(departure)`` are called on threads of the store and must not use the
     store themselves.
     """
@@ -45,7 +45,7 @@ class PeerWatch:
         store: Store,
         on_abort: Callable[[AbortReason], None],
         on_build: Callable[[str], None],
-        on_inquiry: Callable[[bytes], None],
+        on_inquiry: Callable[[int], None],
         on_departure: Callable[[Departure], None],
     ) -> None:
         self._spec, self._store = spec, store
@@ -61,8 +61,8 @@ class PeerWatch:
         if spec.size == 1:
             return
         self._keep(store.watch("abort", self._peer_aborted))
-        self._keep(store.watch("inquiry", self._on_inquiry))
-        self._watch_departure(1)
+        self._watch_row("inquiry", self._peer_asks, 1)
+        self._watch_row("left", self._peer_left, 1)
         # If the store reports deaths at all.
         if 0 in spec.ranks or store.server != RANK_0:
             self._keep(store.watch_loss(self._store_lost))
@@ -205,21 +205,33 @@ class PeerWatch:
 
     # -- messages of the other ranks ----------------------------------------
 
-    def _watch_departure(self, number: int) -> None:
-        """Watch for the departure of the rank that leaves as the `number`-th."""
-        if number >= self._spec.size:
-            return
+    def _watch_row(
+        self, name: str, hear: Callable[[int, bytes], bool], number: int
+    ) -> None:
+        """Call ``hear(number, value)`` when the `number`-th key of `name` is set.
 
-        def left(value: bytes) -> None:
-            departure = Departure.from_json(value)
-            if departure.rank != self._spec.global_rank:
-                self._on_departure(departure)
+        It returns whether to watch for the next one.
+        """
+
+        def heard(value: bytes) -> None:
+            if not hear(number, value):
+                return
             try:
-                self._watch_departure(number + 1)
+                self._watch_row(name, hear, number + 1)
             except DistError as error:
-                _log.debug("%s: no more departures: %s", self._spec.describe(), error)
+                _log.debug("%s: no more %s: %s", self._spec.describe(), name, error)
 
-        self._keep(self._store.watch(f"left/{number}", left))
+        self._keep(self._store.watch(f"{name}/{number}", heard))
+
+    def _peer_asks(self, number: int, _asker: bytes) -> bool:
+        self._on_inquiry(number)
+        return True
+
+    def _peer_left(self, number: int, value: bytes) -> bool:
+        departure = Departure.from_json(value)
+        if departure.rank != self._spec.global_rank:
+            self._on_departure(departure)
+        return number + 1 < self._spec.size
 
     def _peer_aborted(self, value: bytes) -> None:
         self._on_abort(AbortReason.from_json(value))

@@ -1,6 +1,7 @@
-"""What is done about a hang where nobody looks: hooks for packages above this one.
+"""Whether somebody looks at the job, and what is done about a hang where nobody does.
 
-`hang_report` fills them. None is called while an op is issued, or ends well.
+Packages above this one, such as `hang_report`, fill these hooks. None is called while
+an op is issued, or ends well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import Any
 
 from ..stores.base import Store
 
-__all__ = ["before_init", "before_leave", "on_overdue", "page_writers"]
+__all__ = [
+    "attendance",
+    "before_init",
+    "before_leave",
+    "is_attended",
+    "on_overdue",
+    "page_writers",
+]
+
+#: Each returns whether somebody looks at the job, who ends what hangs.
+attendance: list[Callable[[], bool]] = []
 
 #: Called by `init_process_group`, before it meets the others, with its arguments
 #: `rank` and `world_size` (-1: the environment tells) and `init_method`.
@@ -28,3 +39,8 @@ on_overdue: list[Callable[[], threading.Event]] = []
 
 #: Called with a `post_mortem.report.Report` and its folder, for a page in it.
 page_writers: list[Callable[[Any, Path], None]] = []
+
+
+def is_attended() -> bool:
+    """Return whether somebody looks at the job."""
+    return any(looks() for looks in attendance)

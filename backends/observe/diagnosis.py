@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from ..groups.inquiry import ANSWER_WAIT, Answers, Explanation
 from ..groups.key import GroupKey
 from ..groups.spec import GroupSpec
 from ..rank_sets import name_ranks
+from ..work.op_type import spec_of
 from .evidence import Evidence
 from .live_evidence import live_evidence
 from .records import Record, sequence_number
@@ -188,6 +190,9 @@ def _is_certain(verdict: Verdict, views: Mapping[int, RankView]) -> bool:
     return verdict.fault is Fault.RANK_DEAD
 
 
+#: With these, collectives of one number may be different ones.
+_NEVER_MEET = (Fault.OP_MISMATCH, Fault.ORDER_MISMATCH, Fault.ROOT_MISMATCH)
+
 _NO_ANSWER = (
     "the group is not made there yet, the process is stopped or holds the GIL, or the "
     "host is out of reach"
@@ -220,5 +225,42 @@ def explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation |
     verdicts = diagnose(groups, views, stall=0.0)
     # A rank that did not answer may have left: no cause where nobody waits for it.
     verdicts = [one for one in verdicts if one.op] or verdicts
-    text, culprits = in_one(verdicts)
-    return Explanation(text, culprits) if text else None
+    final = [one for one in verdicts if _is_final(one, spec, generation, views)]
+    text, culprits = in_one(final or verdicts)
+    return Explanation(text, culprits, final=bool(final)) if text else None
+
+
+def _is_final(
+    verdict: Verdict, spec: GroupSpec, generation: int, views: Mapping[int, RankView]
+) -> bool:
+    """Return whether ranks have issued collectives of one number that never meet.
+
+    Sizes and dtypes are no matter: what has been received tells of those.
+    """
+    if verdict.fault not in _NEVER_MEET or verdict.group != spec.key:
+        return False
+    issued: dict[frozenset[tuple[str, int | None]], str] = {}
+    for view in views.values():
+        own = [
+            one
+            for one in view.records
+            if one["group_id"] == spec.key.id
+            and one["generation"] == generation
+            and not one["is_p2p"]
+            and sequence_number(one) == verdict.seq
+        ]
+        if own:
+            kinds = frozenset((_kind(one["op"]), one["peer"]) for one in own)
+            issued.setdefault(kinds, own[0]["backend"])
+    pairs = combinations(issued, 2)
+    # Backends of two devices count apart: each may have its ops in one order.
+    return len(set(issued.values())) == 1 and any(
+        one.isdisjoint(other) for one, other in pairs
+    )
+
+
+def _kind(op: str) -> str:
+    """Return what an op becomes on a backend that lacks it: they may meet."""
+    while spec_of(op).fallback:
+        op = spec_of(op).fallback
+    return op

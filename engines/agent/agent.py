@@ -26,6 +26,7 @@ from rankscope.backends import TCPStore, init_process_group
 from rankscope.backends.devices.cuda_device import assign_device
 from rankscope.backends.groups.api import fail_on_async_error
 from rankscope.backends.groups.inquiry import locate_with
+from rankscope.backends.groups.unattended import attendance
 from rankscope.backends.groups.world import world
 from rankscope.backends.launch_variables import (
     OPEN_MPI,
@@ -152,6 +153,7 @@ class Agent:
         self._adapt_shell()
         recorder.set_source_namer(source.describe)
         locate_with(self.cells.place)
+        attendance.append(lambda: True)
         recorder.on_change(self._publisher.note_change)
 
     def _adapt_shell(self) -> None:

@@ -15,8 +15,9 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.groups import inquiry
+from rankscope.backends.groups import deadlines, inquiry
 from rankscope.backends.groups.inquiry import Place, locate_with
+from rankscope.backends.groups.world import DEFAULT, world
 from tests.backends.store_backend import register
 
 pytestmark = pytest.mark.processes
@@ -187,3 +188,56 @@ def test_two_groups_that_wait_for_each_other_are_named() -> None:
             assert (
                 "ranks 0–1 wait for each other: rank 0 in all_reduce #1 of gr" in said
             )
+
+
+def differs(me: Rank) -> str:
+    deadlines.EARLY = 0.2
+    dist.init_process_group("cpu:tcp", timeout=3600)
+    if me.rank == 1:
+        dist.broadcast(np.ones(3), 1)  # its part of that is done at once
+    with pytest.raises(dist.DistAbortedError) as caught:
+        dist.all_reduce(np.ones(3))
+    assert caught.value.culprits == (1,)
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_ops_that_differ_fail_long_before_they_time_out() -> None:
+    line = differs.__code__.co_firstlineno + 4
+    told = (
+        f"rank 1 issued broadcast #1 (test_inquiry.py:{line}) while ranks 0, 2 issued "
+        f"all_reduce #1 (test_inquiry.py:{line + 2})"
+    )
+    ends = {
+        said.partition("the group was aborted: ")[2] for said in run_ranks(3, differs)
+    }
+    (end,) = ends
+    assert end.startswith(told)
+
+
+def is_late(me: Rank) -> float:
+    deadlines.EARLY, inquiry.ANSWER_WAIT = 0.1, 30
+    questions: list[int] = []
+    answer = inquiry.Inquiry.answer
+
+    def heard(asked: inquiry.Inquiry, number: int) -> None:
+        questions.append(number)
+        answer(asked, number)
+
+    inquiry.Inquiry.answer = heard  # type: ignore[method-assign]
+    dist.init_process_group("cpu:tcp", timeout=3600)
+    x = np.ones(3)
+    if me.rank == 1:
+        until(lambda: len(questions) > 2)
+    dist.all_reduce(x)
+    # The store keeps no answer that has been read.
+    until(lambda: not asking())
+    me.meet("no question is open")
+    store = world.get_group(DEFAULT).current.store
+    assert not [one for one in store.list_keys() if re.search(r"inquiry/\d+/\d", one)]
+    dist.destroy_process_group()
+    return x[0]
+
+
+def test_a_late_rank_answers_and_all_go_on() -> None:
+    assert run_ranks(2, is_late) == [2, 2]

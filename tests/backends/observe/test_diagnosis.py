@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rankscope.backends import DistAbortedError, OpType, ReduceOp, Work, WorkState
 from rankscope.backends.groups.config import BackendConfig
+from rankscope.backends.groups.inquiry import Explanation
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.spec import GroupSpec
 from rankscope.backends.observe.callers import Callers
@@ -159,35 +160,134 @@ def test_the_op_whose_error_ended_a_cell_is_found_in_the_records(
         assert evidence.rank(3).failed_in == failed_in
 
 
+def explained(ranks: list[Simulated], *silent: int) -> Explanation | None:
+    """Return what the ranks learn that ask one another; the `silent` do not answer."""
+    spec = GroupSpec("default", range(4), 3, BackendConfig("cpu:tcp"), 3.0)
+    answers: dict[int, dict[str, Any] | None] = dict.fromkeys(silent)
+    for one in ranks:
+        if one.rank not in silent:
+            view = one.view()
+            answers[one.rank] = {
+                "records": list(view.records),
+                "now_ns": view.now_ns,
+                "groups": {spec.key.id: list(spec.ranks)},
+                "location": "train.py:5",
+            }
+    return explain(spec, 0, answers)
+
+
 def test_a_rank_that_has_left_is_no_cause_of_an_op_that_does_not_need_it(
     ranks: list[Simulated],
 ) -> None:
     """It does not answer, and neither does one that is stopped."""
-    spec = GroupSpec("default", range(4), 3, BackendConfig("cpu:tcp"), 3.0)
     ranks[3].issue(OpType.RECV, 8, peer=0)
-
-    def answers(*silent: int) -> dict[int, dict[str, Any] | None]:
-        members = {spec.key.id: list(spec.ranks)}
-        found: dict[int, dict[str, Any] | None] = dict.fromkeys(silent)
-        for one in ranks:
-            if one.rank not in silent:
-                view = one.view()
-                found[one.rank] = {
-                    "records": list(view.records),
-                    "now_ns": view.now_ns,
-                    "groups": members,
-                    "location": "train.py:5",
-                }
-        return found
-
-    left = explain(spec, 0, answers(1, 2))
+    left = explained(ranks, 1, 2)
     assert left is not None
     assert left.culprits == (0,)
     assert "answered" not in left.text
-    stopped = explain(spec, 0, answers(0))
+    stopped = explained(ranks, 0)
     assert stopped is not None
     assert stopped.culprits == (0,)
     assert "rank 0 has not answered for 0.9 s" in stopped.text
+    assert not left.final
+    assert not stopped.final
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize(
+    ("op", "peer"), [(OpType.BARRIER, None), (OpType.BROADCAST, 2), (OpType.REDUCE, 2)]
+)
+def test_ops_that_never_meet_end_no_more(
+    ranks: list[Simulated], op: OpType, peer: int | None, done: bool
+) -> None:
+    """Also where others are late, do not answer, or have completed their part."""
+    for rank in (0, 1):
+        ranks[rank].issue(OpType.BROADCAST, 5, peer=0)
+    ranks[2].issue(op, 6, peer=peer, done=done)
+    found = explained(ranks, 1)
+    assert found is not None
+    assert found.final
+    assert "rank 2 issued" in found.text or "rank 0 issued" in found.text
+    assert "answered" not in found.text
+
+
+def unlike(
+    ranks: list[Simulated], one: dict[str, Any], other: dict[str, Any]
+) -> Explanation | None:
+    """Return what is found where rank 2 issues `other`, the rest `one`; 3 is late."""
+    for rank in (0, 1):
+        ranks[rank].issue(line=5, **one)
+    ranks[2].issue(line=6, **other)
+    return explained(ranks)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (OpType.ALL_GATHER, OpType.ALL_GATHER_INTO_TENSOR),
+        (OpType.REDUCE_SCATTER, OpType.REDUCE_SCATTER_TENSOR),
+        (OpType.ALL_REDUCE, OpType.REDUCE_SCATTER_TENSOR),
+        (OpType.ALL_TO_ALL, OpType.ALL_TO_ALL_SINGLE),
+    ],
+)
+def test_an_op_may_meet_what_a_backend_makes_of_another(
+    ranks: list[Simulated], one: OpType, other: OpType
+) -> None:
+    shapes = (4, 4)
+    found = unlike(
+        ranks, {"op": one, "shapes": shapes}, {"op": other, "shapes": shapes}
+    )
+    assert found is not None
+    assert not found.final
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"dtype": "i4"}, {"size": 5}, {"reduce_op": ReduceOp.MAX}],
+)
+def test_arguments_of_an_op_are_for_its_messages_to_tell(
+    ranks: list[Simulated], other: dict[str, Any]
+) -> None:
+    usual = {"op": OpType.ALL_REDUCE, "reduce_op": ReduceOp.SUM}
+    found = unlike(ranks, usual, usual | other)
+    assert found is not None
+    assert not found.final
+
+
+def test_a_rank_that_is_one_op_behind_or_ahead_is_no_mismatch(
+    ranks: list[Simulated],
+) -> None:
+    ranks[0].issue(OpType.BROADCAST, 5, peer=0, done=True)
+    ranks[0].issue(OpType.ALL_REDUCE, 6)
+    for rank in (1, 2):
+        ranks[rank].issue(OpType.BROADCAST, 5, peer=0)
+    found = explained(ranks)
+    assert found is None or not found.final
+
+
+def test_ops_on_two_devices_may_be_in_two_orders(ranks: list[Simulated]) -> None:
+    for rank, (first, second) in {
+        0: (OpType.ALL_REDUCE, OpType.BARRIER),
+        1: (OpType.BARRIER, OpType.ALL_REDUCE),
+    }.items():
+        for op in (first, second):
+            ranks[rank].issue(op, 5)
+            record, _, _ = ranks[rank].entries[-1]
+            record.backend = "tcp" if op is OpType.BARRIER else "nccl"
+    found = explained(ranks)
+    assert found is not None
+    assert not found.final
+
+
+def test_a_batch_may_meet_single_ops(ranks: list[Simulated]) -> None:
+    for rank in (0, 1):
+        ranks[rank].issue(OpType.ALL_REDUCE, 5)
+    ranks[2].issue(OpType.ALL_REDUCE, 6)
+    ranks[2].issue(OpType.ALL_REDUCE, 6)
+    last, _, _ = ranks[2].entries[-1]
+    last.collective_seq_id -= 1
+    found = explained(ranks)
+    assert found is None or not found.final
 
 
 def test_a_rank_that_is_busy_is_named_with_where(ranks: list[Simulated]) -> None:
