@@ -103,7 +103,7 @@ class RankError(RuntimeError):
     group, op, sequence_number, culprits, reason : optional
         Attributes of the exception if it is a `rankscope.DistError`; otherwise
         ``None``, and ``()`` for `culprits`. The culprit of ``EngineDied`` is the
-        rank.
+        rank; where a library ended it because ranks issued an op unlike, those are.
 
     Examples
     --------

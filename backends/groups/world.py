@@ -301,24 +301,24 @@ class World:
         *,
         by: str = "",
         culprits: Sequence[int] = (),
-        by_death: bool = False,
+        dead: Sequence[int] = (),
     ) -> list[str]:
         """Abort groups, all at once; return their names.
 
         `groups` are ids (`GroupKey.id`), or names that one group has; ``None``: all.
-        Errors contain `reason` and who aborts, `by` (default: this rank). `by_death`:
-        the culprits have died, and what goes on without them is left alone: groups that
-        were made without them once their death was known here, and other libraries'
-        that `WatchedGroup.goes_on_without` them. What a person aborts ends in every
-        group: one group may wait because another one does.
+        Errors contain `reason`, `culprits` and who aborts, `by` (default: this rank).
+        Where ranks that are `dead` are the reason, what goes on without them is left
+        alone: groups that were made without them once their death was known here, and
+        other libraries' that `WatchedGroup.goes_on_without` them. What a person aborts
+        ends in every group: one group may wait because another one does.
 
         Raises `ValueError` where this rank is not in one of `groups`; then none is
         aborted.
         """
         known = self._all_groups()
         chosen = known if groups is None else [self._find(one, known) for one in groups]
-        if by_death:
-            chosen = [one for one in chosen if not self._outlives(one, culprits)]
+        if dead:
+            chosen = [one for one in chosen if not self._outlives(one, dead)]
         # At once: a backend waits up to a second for its library to end a group.
         aborts = [
             partial(one.abort, reason, by=by, culprits=culprits) for one in chosen

@@ -300,7 +300,8 @@ def _turn_refused(held: Mapping[int, requests.Holder]) -> str:
 
 def _engine_died(slot: RankSlot) -> RankError:
     cause = slot.reason_without_rank
-    return RankError(slot.rank, "EngineDied", cause, culprits=[slot.rank], reason=cause)
+    culprits = slot.culprits
+    return RankError(slot.rank, "EngineDied", cause, culprits=culprits, reason=cause)
 
 
 def _connection_lost(rank: int, *, ended: bool) -> RankError:

@@ -97,6 +97,12 @@ class RankSlot:
         return f"{self.death_cause}{self._diagnosis}"
 
     @property
+    def culprits(self) -> list[int]:
+        """The ranks whose fault its death is, as `reason` has it: else its own."""
+        found = {rank for one in self.crash_causes for rank in one.culprits}
+        return sorted(found or {self.rank})
+
+    @property
     def _diagnosis(self) -> str:
         why = "; ".join(dict.fromkeys(one.text for one in self.crash_causes))
         return f"; diagnosis: {why}" if why else ""

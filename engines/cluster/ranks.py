@@ -426,8 +426,6 @@ class Ranks(ObservedRanks):
         # A crash takes seconds to explain: the rank may have been restarted meanwhile.
         if self._open and self._registry.slots[slot.rank] is slot:
             with contextlib.suppress(OSError):
-                death, culprits = str(slot.reason), [slot.rank]
-                self._registry.post(
-                    requests.Abort(None, death, "the notebook", culprits, by_death=True)
-                )
+                about = str(slot.reason), "the notebook", slot.culprits, [slot.rank]
+                self._registry.post(requests.Abort(None, *about))
         self._cells.engine_died(slot)

@@ -83,7 +83,7 @@ class RankService:
             wanted.reason,
             by=wanted.by,
             culprits=wanted.culprits,
-            by_death=wanted.by_death,
+            dead=wanted.dead,
         )
         return {"groups": names, "summary": self._summary()}
 

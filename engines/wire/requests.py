@@ -233,14 +233,14 @@ class Abort(Request[Aborted]):
     """Abort groups, by id; ``None``: all.
 
     `by` is the author of the abort, `culprits` are the ranks that caused it, as far
-    as they are known; `by_death`: they have died.
+    as they are known, and `dead` those that have died, if a death is the reason.
     """
 
     groups: Sequence[str] | None
     reason: str
     by: str
     culprits: Sequence[int] = msgspec.field(default_factory=list)
-    by_death: bool = False
+    dead: Sequence[int] = msgspec.field(default_factory=list)
 
 
 class AnswerPrompt(Request[None]):

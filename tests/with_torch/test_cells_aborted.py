@@ -177,6 +177,7 @@ def test_a_rank_that_torch_ends_by_a_signal_has_the_cause(cluster: Cluster) -> N
     for error in cell.errors.values():
         assert "killed by SIGABRT" in error.evalue
         assert "; diagnosis: rank 0 issued all_reduce #" in error.evalue
+        assert error.culprits == (0, 1)
         assert (
             " (cell 11 line 1) with dtype float32, rank 1 with dtype float64"
         ) in error.evalue

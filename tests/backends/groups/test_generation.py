@@ -255,13 +255,13 @@ def test_a_death_that_is_told_late_leaves_what_was_made_after_it(
     again.rebuild()
     after, others = make("after"), dist.new_group([0, 2], group_desc="others")
     assert isinstance(others, dist.ProcessGroup)
-    ended = world.abort(None, "rank 2 is dead", culprits=[2], by_death=True)
+    ended = world.abort(None, "rank 2 is dead", culprits=[2], dead=[2])
     assert ended == ["default", "before", "others"]
     assert before.aborted
     assert not again.aborted
     assert not after.aborted
     # Of another death nobody knew.
-    world.abort(None, "rank 3 is dead", culprits=[3], by_death=True)
+    world.abort(None, "rank 3 is dead", culprits=[3], dead=[3])
     assert after.aborted
 
 
@@ -275,10 +275,10 @@ def test_a_cell_that_was_sent_after_a_death_may_learn_of_it_late(
     world.note_dead([2])
     make("after")
     world.note_dead([2])
-    ended = world.abort(None, "rank 2 is dead", culprits=[2], by_death=True)
+    ended = world.abort(None, "rank 2 is dead", culprits=[2], dead=[2])
     assert ended == ["default", "before"]
     # It was restarted: another death.
     world.note_dead([])
     make("later")
-    ended = world.abort(None, "rank 2 is dead", culprits=[2], by_death=True)
+    ended = world.abort(None, "rank 2 is dead", culprits=[2], dead=[2])
     assert ended == ["default", "before", "after"]

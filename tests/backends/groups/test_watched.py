@@ -119,7 +119,7 @@ def test_a_library_hears_why_ops_hang(source: Source) -> None:
 def test_a_death_ends_the_groups_of_the_rank_a_person_ends_all(source: Source) -> None:
     main, tp = source.made
     (stranger,) = set(main.ranks) - set(tp.ranks)
-    assert world.abort(None, "killed", culprits=[stranger], by_death=True) == ["main"]
+    assert world.abort(None, "killed", culprits=[stranger], dead=[stranger]) == ["main"]
     # A group may wait because another one does.
     assert world.abort(None, "stuck", culprits=[stranger]) == ["main", "tp"]
 

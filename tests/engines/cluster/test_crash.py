@@ -168,3 +168,14 @@ def test_ranks_that_end_together_have_one_cause() -> None:
         "rank 1 issued all_reduce #3 (cell 7 line 9) with dtype int64 while ranks 0, "
         "2–3 issued all_reduce #3 (cell 7 line 3) with dtype float32"
     }
+
+
+def test_the_culprits_of_a_death_are_the_ranks_that_its_reason_blames() -> None:
+    group = replace(GROUP, oldest=OP)
+    slot = RankSlot(0, summary=Summary(groups=(group,)), death="rank 0 is dead")
+    assert slot.culprits == [0]
+    # It has killed rank 0, and three ranks would tell which one is at fault.
+    registry = Registry(slot, record(replace(OP, dtypes=("int64",))))
+    slot.crash_causes = tuple(causes_of_crash(cast(RankRegistry, registry), slot))
+    assert "rank 1 with dtype int64" in str(slot.reason)
+    assert slot.culprits == [0, 1]
