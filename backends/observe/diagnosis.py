@@ -191,7 +191,10 @@ def _is_certain(verdict: Verdict, views: Mapping[int, RankView]) -> bool:
 
 
 #: With these, collectives of one number may be different ones.
-_NEVER_MEET = (Fault.OP_MISMATCH, Fault.ORDER_MISMATCH, Fault.ROOT_MISMATCH)
+_NEVER_MEET = (
+    *(Fault.OP_MISMATCH, Fault.ORDER_MISMATCH, Fault.ROOT_MISMATCH),
+    Fault.SIZE_MISMATCH,
+)
 
 _NO_ANSWER = (
     "the group is not made there yet, the process is stopped or holds the GIL, or the "
@@ -235,7 +238,7 @@ def _is_final(
 ) -> bool:
     """Return whether ranks have issued collectives of one number that never meet.
 
-    Sizes and dtypes are no matter: what has been received tells of those.
+    Of one dtype those of other sizes do not. Other dtypes may fit by accident.
     """
     if verdict.fault not in _NEVER_MEET or verdict.group != spec.key:
         return False
@@ -254,8 +257,9 @@ def _is_final(
             issued.setdefault(kinds, own[0]["backend"])
     pairs = combinations(issued, 2)
     # Backends of two devices count apart: each may have its ops in one order.
-    return len(set(issued.values())) == 1 and any(
-        one.isdisjoint(other) for one, other in pairs
+    return len(set(issued.values())) == 1 and (
+        verdict.fault is Fault.SIZE_MISMATCH
+        or any(one.isdisjoint(other) for one, other in pairs)
     )
 
 

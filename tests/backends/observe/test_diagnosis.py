@@ -243,7 +243,7 @@ def test_an_op_may_meet_what_a_backend_makes_of_another(
 
 @pytest.mark.parametrize(
     "other",
-    [{"dtype": "i4"}, {"size": 5}, {"reduce_op": ReduceOp.MAX}],
+    [{"dtype": "i4"}, {"dtype": "i2", "size": 8}, {"reduce_op": ReduceOp.MAX}],
 )
 def test_arguments_of_an_op_are_for_its_messages_to_tell(
     ranks: list[Simulated], other: dict[str, Any]
@@ -252,6 +252,15 @@ def test_arguments_of_an_op_are_for_its_messages_to_tell(
     found = unlike(ranks, usual, usual | other)
     assert found is not None
     assert not found.final
+
+
+def test_ops_of_other_sizes_end_no_more(ranks: list[Simulated]) -> None:
+    """Of large and small arrays the messages differ: none may come that would tell."""
+    usual = {"op": OpType.ALL_REDUCE, "reduce_op": ReduceOp.SUM}
+    found = unlike(ranks, usual, usual | {"size": 5})
+    assert found is not None
+    assert found.final
+    assert "with 5 elements" in found.text
 
 
 def test_a_rank_that_is_one_op_behind_or_ahead_is_no_mismatch(
