@@ -31,6 +31,8 @@ REGULAR = 0.4
 ALIKE = 4
 #: The part of the late entries that a reason has to explain.
 MOSTLY = 0.6
+#: How many times as often as any other a rank has to be late at one of the turns.
+CLEAR = 2
 #: Nanoseconds by which ranks have to be late in the middle to be named.
 NOTABLE = 500_000
 
@@ -104,7 +106,10 @@ def _turns(
         found = Counter(filter(None, phase))
         if not found:
             return None
-        ((those, count),) = found.most_common(1)
+        (those, count), *others = found.most_common(2)
+        if period > 1 and any(count < CLEAR * one for _, one in others):
+            # Whose turn it is would be noise's choice, since the other turns are clear.
+            return None
         turns.append(those)
         counts.append(count)
     if sum(counts) < (usual + STEADY * (1 - usual)) * len(late):
@@ -120,8 +125,8 @@ def _turns(
     if period > 1:
         # Who is late in nearly all of its turns takes none if the others' are noise.
         most = turns[counts.index(max(counts))]
-        others = [one for one, those in enumerate(turns) if those != most]
-        if not others or chance(others) > BESIDE:
+        rest = [one for one, those in enumerate(turns) if those != most]
+        if not rest or chance(rest) > BESIDE:
             return None
     return turns if chance(range(period)) <= CHANCE else None
 
