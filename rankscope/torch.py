@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankscope.backends.groups.inquiry import line_of
 from rankscope.backends.groups.unattended import attendance
 from rankscope.backends.groups.world import world
 from rankscope.backends.hang_report.settings import Settings
@@ -326,12 +327,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     sys.argv = [given.script, *given.arguments]
-    if given.module:
-        runpy.run_module(given.script, run_name="__main__", alter_sys=True)
-    else:
-        # As Python itself does for a script; with -m it is the current folder.
-        sys.path[0] = str(Path(given.script).resolve().parent)
-        runpy.run_path(given.script, run_name="__main__")
+    try:
+        if given.module:
+            runpy.run_module(given.script, run_name="__main__", alter_sys=True)
+        else:
+            # As Python itself does for a script; with -m it is the current folder.
+            sys.path[0] = str(Path(given.script).resolve().parent)
+            runpy.run_path(given.script, run_name="__main__")
+    except SystemExit as end:
+        # Nothing has it any more when the others are told that this rank leaves.
+        world.exit_line = line_of(end)
+        raise
 
 
 when_imported(C10D, lambda _: register())

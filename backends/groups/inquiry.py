@@ -32,6 +32,7 @@ __all__ = [
     "current_exception",
     "explain_with",
     "handled_exception",
+    "line_of",
     "locate_with",
     "main_thread_place",
     "message_of",
@@ -118,12 +119,17 @@ def handled_exception() -> tuple[str, str]:
     if error is None or isinstance(error, DistError):
         return "", ""
     name, text = type(error).__qualname__, message_of(error).partition("\n")[0]
+    return (f"{name}: {text}" if text else name)[:LONGEST_TEXT], line_of(error)
+
+
+def line_of(error: BaseException) -> str:
+    """Return the innermost line of the user that an error has passed; empty: none."""
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if not is_installed(code.co_filename):
             line = recorder.name_source((code.co_filename, number, code.co_name))
-    return (f"{name}: {text}" if text else name)[:LONGEST_TEXT], line
+    return line
 
 
 def current_exception() -> BaseException | None:

@@ -83,6 +83,8 @@ class World:
         # The ranks that were dead when the running cell was sent, and since when this
         # one knows it (``time.monotonic()``).
         self._dead: dict[int, float] = {}
+        #: The line whose `sys.exit` ends the process, where it is known.
+        self.exit_line = ""
         #: Why there are no groups, if it is known: in a forked child, in a rank that is
         #: being made ready.
         self.no_groups: str | None = None
@@ -541,13 +543,14 @@ class World:
     def _leave_at_end(self, store: Store) -> None:
         """Leave the groups because the process ends: its last will says how it did."""
         self._before_leave()
-        how = f": its process ended ({UNKNOWN_END})"
+        at = f" at {self.exit_line}" if self.exit_line else ""
+        how = f": its process ended{at} ({UNKNOWN_END})"
         serves = self.rank == 0 and store.server == RANK_0
         try:
             for group in self.groups():
                 if serves:
                     # The store ends with this process, and reports nothing after it.
-                    how = ": its process, which serves the store, ends"
+                    how = f": its process, which serves the store, ends{at}"
                 group.current.leave(how, ends=True, by_will=not serves)
         except DistError as failed:
             _log.debug("no departure: %s", failed)

@@ -337,6 +337,13 @@ def leaves(me: Rank, leaver: int, how: str) -> tuple[int, str]:
         (2, "sys.exit(0)", 0, r"its process ended \(exit code 0\)"),
         (1, "sys.exit(3)", 3, r"its process ended \(exit code 3\)"),
         (2, "pass", 0, r"its process ended \(exit code 0\)"),
+        # As `python -m rankscope.torch` notes it.
+        (
+            2,
+            "dist.backends.groups.world.world.exit_line = 'train.py:7'; sys.exit(0)",
+            0,
+            r"its process ended at train.py:7 \(exit code 0\)",
+        ),
         (0, "sys.exit(1)", 1, "its process, which serves the store, ends"),
     ],
 )
