@@ -584,6 +584,9 @@ class TestKeyboard:
             assert _focused(scene) == "cell 7 line 5"
             links = scene.page.board().locator(".c-line .place")
             assert links.nth(row).evaluate("one => one.matches(':focus')")
+        # This page has no such cell, and says so.
+        keyboard.press("Enter")
+        until(lambda: "No cell 7 is on this page: it has" in scene.texts("head")[0])
         keyboard.press("Escape")
         assert (
             scene.page.board().locator(".rows").evaluate("one => one.matches(':focus')")

@@ -279,7 +279,9 @@ export class Board {
   }
 
   goTo(line) {
-    goToLine(this.element, line, this.store.model.get("name"));
+    const [cell] = /^cell \d+/.exec(line) ?? [];
+    if (goToLine(this.element, line, this.store.model.get("name")) || !cell) return;
+    this.showOutcome(`No ${cell} is on this page: it has run again since, or is gone.`, true);
   }
 
   // -- outcomes -----------------------------------------------------------------
