@@ -166,6 +166,11 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         """
         return self._spec.abort_hooks
 
+    @property
+    def rebuild_hooks(self) -> dict[int, Callable[[], None]]:
+        """By number: functions that `rebuild` calls at its end, on this rank alone."""
+        return self._spec.rebuild_hooks
+
     def set_timeout(self, timeout: float | timedelta) -> None:
         """Set the timeout of the ops that are issued from now on; on this rank.
 
@@ -322,6 +327,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         while not self._replace(self._current, generation, store):
             pass  # another thread has rebuilt the group meanwhile
         recorder.changed()
+        for hook in list(self.rebuild_hooks.values()):
+            hook()
 
     def _replace(
         self, old: Generation, number: int | None, store: Store | None

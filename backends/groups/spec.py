@@ -43,6 +43,8 @@ class GroupSpec:
         self.context = contextvars.copy_context()
         #: By number: what is called when the group is aborted.
         self.abort_hooks: dict[int, Callable[[], None]] = {}
+        #: By number: what is called when the group has begun a new generation.
+        self.rebuild_hooks: dict[int, Callable[[], None]] = {}
         self.device = chosen_device() if "cuda" in config.device_backend_map else None
 
     def global_ranks(self, ranks: Iterable[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import private
+from . import private, sharded
 from .driving import Backward
 
 __all__ = ["end_failed_passes", "install"]
@@ -75,7 +75,7 @@ def end_failed_passes(model: torch.nn.Module) -> None:
         if isinstance(module, private.DistributedDataParallel):
             private.restore_precision(module)
             private.restore_local_tensors(module)
-    private.reset_fully_sharded(model)
+    sharded.reset_fully_sharded(model)
 
 
 def _on_cpu(function: FunctionType) -> Callable[..., Any]:

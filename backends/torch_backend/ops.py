@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import sys
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -23,6 +24,7 @@ from ..work.op_timeout import op_timeout
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp, make_nccl_premul_sum
 from ..work.work import Work
+from . import stale
 from .issuers import issuer
 from .meeting import require_members
 from .private import c10d, disable_dynamo, is_profiling
@@ -57,6 +59,10 @@ class Ops(GroupOps):
         self._batch: Any = None
         # The last generation in which all ranks were seen to have the group.
         self._complete = 0
+        #: What is from before the group was rebuilt, and is refused: see `stale`.
+        self.stale: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Whether a module that is not among them has issued an op since.
+        self.passes = False
 
     def _start(
         self, function: Function, limit: Any, *tensors: Any, **kwargs: Any
@@ -65,6 +71,8 @@ class Ops(GroupOps):
         if self.group.generation != self._complete:
             require_members(self.group, name)
             self._complete = self.group.generation
+        if self.stale:
+            stale.refuse(self, name, sys._getframe(1))
         where = Place(name, self.group)
         reduces = "op" in kwargs
         if reduces:

@@ -26,6 +26,7 @@ __all__ = [
     "HANDLE",
     "DistStoreError",
     "DistributedDataParallel",
+    "before_forward",
     "being_made",
     "being_split",
     "bucket_changes",
@@ -43,7 +44,6 @@ __all__ = [
     "release",
     "renumber",
     "replace",
-    "reset_fully_sharded",
     "reset_reducer",
     "restore_local_tensors",
     "restore_precision",
@@ -115,6 +115,12 @@ hooks_with_streams = (
     (DistributedDataParallel, "_module_wait_for_copy_hook"),
     upcast_hook,
     (optimizer_overlap_hooks, "_apply_optim_in_backward_hook"),
+)
+#: What a forward pass of DDP begins with.
+before_forward = DistributedDataParallel, "_pre_forward"
+_probe(
+    *before_forward,
+    "a DDP model that goes on after a rebuild without rejoin is not refused by name",
 )
 for _owner, _name in (run_allreduce_hook, *hooks_with_streams):
     _probe(
@@ -312,62 +318,6 @@ def restore_precision(model: Any) -> None:
             del parameter._ddp_mp_hook_state
     for _, state in model._comm_hooks:
         state.wait_for_stream_enqueued = False
-
-
-def reset_fully_sharded(model: torch.nn.Module) -> None:
-    """Have the modules of FSDP2 in `model` be as between two steps.
-
-    A pass that failed leaves gathered parameters, which the next one would use after a
-    checkpoint was loaded, their gradients, to which it would add, and the note that
-    its end is queued, without which no gradient of the next one is reduced.
-    """
-    for module in model.modules():
-        if not hasattr(module, "_get_fsdp_state"):
-            continue
-        state: Any = module._get_fsdp_state()
-        idle = type(state._training_state).IDLE
-        state._training_state = idle
-        _clear(state, "_modules_to_run_forward")
-        _clear(state._state_ctx, "iter_forward_root")
-        state._state_ctx.post_backward_final_callback_queued = False
-        _clear(state._comm_ctx, *_IN_PASS)
-        # One before torch 2.11.
-        groups = getattr(state, "_fsdp_param_groups", None)
-        for group in [state._fsdp_param_group] if groups is None else groups:
-            if group is None:
-                continue
-            group._training_state = idle
-            _clear(group, *_IN_PASS)
-            for one in group.fsdp_params:
-                one.unsharded_accumulated_grad = None
-                if hasattr(one, "_unsharded_param"):
-                    one._unsharded_param.grad = None
-            group._to_sharded()
-
-
-#: What FSDP2 keeps during a pass; not every version has them all.
-_IN_PASS = (
-    "all_gather_state",
-    "reduce_scatter_state",
-    "reduce_scatter_states",
-    "post_forward_order",
-    "_last_post_reduce_events",
-    "_post_forward_indices",
-    "_all_gather_result",
-    "_post_reduce_event",
-    "_reshard_after_forward_event",
-    "_partial_reduce_output",
-    "_all_reduce_state",
-)
-
-
-def _clear(owner: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name, None)
-        if isinstance(value, (list, set, dict)):
-            value.clear()
-        elif value is not None:
-            setattr(owner, name, None)
 
 
 def store_host(store: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as td
 
-from . import hooks_on_cpu, private
+from . import hooks_on_cpu, private, sharded, stale
 from .agreement import Held, LostStateError, choose
 from .joining import joining
 from .recovering import whole_groups
@@ -36,15 +35,15 @@ def rejoin(
     group: _Shell | None = None,
 ) -> int:
     """Do `rankscope.torch.rejoin`."""
-    default = whole_groups("rejoin")[0]
+    groups = whole_groups("rejoin")
     if group is None:
-        group = default
+        group = groups[0]
     elif not hasattr(group, "of_rankscope"):
         raise ValueError(
             f"rejoin: group={group!r}; expected one of the backend rankscope"
         )
     for name, module in model.named_modules():
-        if _is_of(module, _FSDP1):
+        if sharded.is_of(module, sharded.FSDP1):
             raise ValueError(
                 f"rejoin: module {name!r} is a FullyShardedDataParallel, of which "
                 "nobody knows what a pass that failed has left; expected "
@@ -52,21 +51,13 @@ def rejoin(
             )
     hooks_on_cpu.end_failed_passes(model)
     fresh = joining()
-    with contextlib.nullcontext() if fresh is None else fresh.rejoining():
-        return _agree(group, model, optimizer, step, load)
-
-
-# Not imported here, which takes a second: who has such an object has done so.
-_FSDP1 = (
-    "torch.distributed.fsdp.fully_sharded_data_parallel",
-    "FullyShardedDataParallel",
-)
-_ZERO = "torch.distributed.optim.zero_redundancy_optimizer", "ZeroRedundancyOptimizer"
-
-
-def _is_of(one: Any, where: tuple[str, str]) -> bool:
-    module, name = where
-    return module in sys.modules and isinstance(one, getattr(sys.modules[module], name))
+    with (
+        stale.accepting(),
+        contextlib.nullcontext() if fresh is None else fresh.rejoining(),
+    ):
+        found = _agree(group, model, optimizer, step, load)
+    stale.accept(groups, model, optimizer)
+    return found
 
 
 def _agree(
@@ -140,7 +131,7 @@ def _held(
             ranks &= _with_same_shard(one)
         described.append((name, tuple(_local(one).shape), one.dtype))
     is_whole = model not in _torn
-    if _is_of(optimizer, _ZERO):
+    if sharded.is_of(optimizer, sharded.ZERO):
         # Each rank has a part of its state, and sends what it has stepped within step:
         # after an error nobody knows how far that came.
         ranks = {td.get_rank()}

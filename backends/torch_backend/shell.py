@@ -8,6 +8,7 @@ shrinks. Beside another backend, as in ``"cpu:rankscope,cuda:nccl"``, it is a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from ..groups.world import world
 from ..rank_sets import name_ranks
 from ..work.composite import completed_work
 from ..work.op_type import OpType
-from . import hooks_on_cpu, joining, meeting, private, recovering
+from . import hooks_on_cpu, joining, meeting, private, recovering, stale
 from .ops import Ops
 from .options import NAME, Options
 from .private import c10d, groups_name
@@ -54,17 +55,31 @@ class _Shell(Ops):
         ranks = list(made_by.global_ranks_in_group)
         self._owns_world = False
         hooks_on_cpu.install()
+        stale.install()
         if ranks:
             self.group = meeting.make_group(
                 ranks, groups_name(description), timeout.total_seconds(), options
             )
+            self._see_rebuilds()
             return
         self.group, self._owns_world = meeting.make_default_group(
             self._store, self._rank, self._size, timeout.total_seconds(), options
         )
+        self._see_rebuilds()
         meeting.note_default_ranks(self.group.ranks)
         if self._owns_world and meeting.joins_groups():
             joining.begin(self._rank)
+
+    def _see_rebuilds(self) -> None:
+        # The default group of a notebook outlives this object.
+        weak = weakref.ref(self)
+
+        def note() -> None:
+            shell = weak()
+            if shell is not None:
+                stale.note(shell)
+
+        self.group.rebuild_hooks[id(self)] = note
 
     # -- what torch asks ------------------------------------------------------------
 
@@ -135,6 +150,7 @@ class _Shell(Ops):
         The default group of a notebook stays: it was there before.
         """
         group = self.group
+        group.rebuild_hooks.pop(id(self), None)
         if group.key not in {one.key for one in world.groups()}:
             return
         if self._owns_world:
@@ -288,6 +304,8 @@ class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
         group.abort_hooks.update(self.group.abort_hooks)
         self.group = group
         self._rank, self._size = group.rank(), group.size()
+        self._see_rebuilds()
+        stale.note(self)
 
 
 def create(made_by: Any, pg_options: Any) -> _Shell:

@@ -90,7 +90,9 @@ def test_the_hooks_of_an_abort_are_called_before_ops_end_and_do_not_stop_it(
     group.abort("enough")
     assert seen == [False, group.aborted]
     # They stay after a rebuild; one that hangs is left alone.
+    group.rebuild_hooks[1] = lambda: seen.append(group.generation)
     group.rebuild()
+    assert seen.pop() == 1
     group.abort_hooks[3] = lambda: seen.append(go.wait(30))
     monkeypatch.setattr(generation, "HOOK_WAIT", 0.05)
     group.abort("again")
