@@ -115,10 +115,14 @@ def judge(job: Job, dumps: Mapping[int, Any], said: str) -> str:
     ended = Lateness(ended=True)
     ended.take(dumps)
     found += [(0, one) for one in ended.findings()]
+    turns = job.sleeps.startswith("turns")
     wrong = [
         (until, one)
         for until, one in found
-        if {*one.ranks} != job.late or one.line not in joint
+        # Of two, the noise may hide one for a while.
+        if not {*one.ranks} <= job.late
+        or (turns and {*one.ranks} != job.late)
+        or one.line not in joint
     ]
     if wrong:
         until, one = wrong[0]
