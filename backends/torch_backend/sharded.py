@@ -16,6 +16,7 @@ __all__ = [
     "FSDP1",
     "SCHEDULE",
     "ZERO",
+    "end_pass",
     "is_of",
     "is_parameters",
     "parameter_groups",
@@ -117,6 +118,16 @@ def parameter_groups(module: torch.nn.Module) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     found = [state._fsdp_param_group] if groups is None else groups
     return [one for one in found if one is not None]
+
+
+def end_pass(parameters: Any) -> None:
+    """Have the next pass of a module of FSDP2 begin by gathering its `parameters`.
+
+    Within a pass that failed it would not, up to torch 2.7 at least.
+    """
+    for module in parameters.modules:
+        state: Any = module._get_fsdp_state()
+        state._training_state = type(state._training_state).IDLE
 
 
 def reset_fully_sharded(model: torch.nn.Module) -> None:

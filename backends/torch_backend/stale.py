@@ -87,6 +87,7 @@ def note(shell: _Shell) -> None:
         if all(private.cpu_backend(group) is not shell for group in groups):
             continue
         if sharded.is_parameters(one):
+            sharded.end_pass(one)
             one.unshard = _refusing_to_gather(shell, weakref.ref(one))
         else:
             shell.stale.add(one)
