@@ -15,6 +15,7 @@ import numpy as np
 
 from .cuda_context import cuda_contexts
 from .cuda_install import install_command
+from .torch_memory import host_array
 
 __all__ = [
     "DEVICE_TYPES",
@@ -163,7 +164,7 @@ def _of_numpy(array: Any, argument: str, where: object) -> Any:
         if str(array.dtype) == "torch.bfloat16":
             return _of_bfloat16(array, argument, where)
         # The DLPack of older versions of torch does not say that it is writable.
-        return array.numpy()
+        return host_array(array)
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
             f"{where}: {argument} ({type(array).__name__}) cannot be shared "
@@ -181,7 +182,7 @@ def _of_bfloat16(tensor: Any, argument: str, where: object) -> Any:
             "package ml_dtypes, which is not installed: pip install ml_dtypes"
         ) from error
     # numpy has no bfloat16 of its own; its bits pass as integers.
-    bits = tensor.view(sys.modules["torch"].int16).numpy()
+    bits = host_array(tensor.view(sys.modules["torch"].int16))
     return bits.view(ml_dtypes.bfloat16)
 
 

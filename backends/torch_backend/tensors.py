@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..devices.torch_memory import host_array
+
 __all__ = ["memories", "memory", "row_memory"]
 
 # Dtypes that numpy lacks: an op that only moves data takes the bits.
@@ -64,7 +66,7 @@ def memory(tensor: torch.Tensor, where: object, *, moved: bool = False) -> Any:
             # Rankscope's own collectives have it, with the package ml_dtypes.
             return tensor
     try:
-        return tensor.numpy()
+        return host_array(tensor)
     except (RuntimeError, TypeError) as error:
         # Quantized, conjugated, without memory (meta, fake, a tensor of a transform).
         raise TypeError(

@@ -16,7 +16,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoints
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
 from torch.distributed.pipelining import Schedule1F1B
 
 every = list(range(world_size))
@@ -102,6 +102,15 @@ def sharded(group):
         optimizer.step()
     return [one.to_local() for one in model.parameters()]
 
+def flat(group):
+    # FSDP1 frees the memory that it gathers, and fills it again.
+    losses = []
+    for use_orig_params in True, False:
+        model = FullyShardedDataParallel(training.Net(), group,
+            device_id=torch.device("cpu"), use_orig_params=use_orig_params)
+        losses += stepped(model, adamw(model), training.own)
+    return losses
+
 def tensor_parallel(group):
     plan = {"first": training.ColwiseParallel(), "second": training.RowwiseParallel()}
     model = training.parallelize_module(training.Net(), mesh(group), plan)
@@ -160,6 +169,7 @@ def ranks() -> Iterator[Ranks]:
         "accumulated",
         "compressed",
         "zero",
+        "flat",
         "tensor_parallel",
         "pipelined",
         # Gloo of torch 2.7 sums where a reduce_scatter takes the average.
