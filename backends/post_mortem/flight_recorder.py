@@ -71,8 +71,10 @@ class _Job:
             for rank in group.ranks if group.complete else ():
                 self._members.setdefault(rank, []).append(group)
         self._votes: dict[tuple[Group, _Kinds], Counter[int]] = {}
-        #: The groups that have an entry, and those with sends or receives.
+        #: The groups that have an entry, those with one in flight, and those with sends
+        #: or receives.
         self._listed: set[Group] = set()
+        self._in_flight: set[Group] = set()
         self._p2p: set[Group] = set()
         for rank, dump in dumps.items():
             for number, name in dump.ids.items():
@@ -80,6 +82,11 @@ class _Job:
                 key = group, self._kinds(rank)
                 self._votes.setdefault(key, Counter())[number] += 1
             self._listed |= {self.named[rank][name] for name in dump.ops}
+            self._in_flight |= {
+                self.named[rank][name]
+                for name, ops in dump.ops.items()
+                if not all(op.retired for op in ops)
+            }
             self._p2p |= {self.named[rank][name] for name in dump.p2p}
         self._counts_p2p = _counts_p2p(dumps.values())
 
@@ -168,14 +175,17 @@ class _Job:
     def _unused(self, rank: int) -> list[Group]:
         """Return the groups of `rank` that only the dumps of others name.
 
-        A group is named from its first op on. Not one that the rank may name otherwise.
+        A group is named from its first op on. Not one that the rank may name otherwise,
+        nor one that is over: this may be a fresh process, which was never in it.
         """
         own = set(self.named[rank].values())
         alone = {one.ranks for one in own if self._naming[_shared_name(one)] == 1}
         return [
             group
             for group in self._members.get(rank, ())
-            if group not in own and group.ranks not in alone
+            if group in self._in_flight
+            and group not in own
+            and group.ranks not in alone
         ]
 
     def _progress(

@@ -93,3 +93,16 @@ def test_a_group_that_a_rank_names_otherwise_is_not_unused(tmp_path: Path) -> No
     path = tmp_path / "flight_recorder_rank_1"
     path.write_bytes(path.read_bytes().replace(b"three", b"THREE"))
     assert [one for one in examine([tmp_path]).verdicts if one.culprits] == []
+
+
+def test_a_fresh_process_was_never_in_the_groups_before_it(tmp_path: Path) -> None:
+    """Rank 3 has died, and was started again; the groups were made anew."""
+    groups = {**GROUPS, "again": range(4)}
+    found = [Rank(rank, groups) for rank in range(4)]
+    for one in found[:3]:
+        one.issue_many(2)
+    for one in found:
+        one.issue(group="again")
+    for one in found[:3]:
+        one.issue(group="again", done=False)
+    assert_blames(judge(tmp_path, found), 3, fault=Fault.MISSING_RANKS)
