@@ -18,6 +18,7 @@ pytestmark = pytest.mark.in_order
 
 SETUP = """
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.pipelining import ScheduleGPipe
 from rankscope.backends.work.hooks import add_op_hook
 
@@ -69,6 +70,7 @@ def zero():
 KINDS = {
     "ddp": lambda: of(training.DistributedDataParallel(training.Net())),
     "fsdp": sharded,
+    "flat": lambda: of(FullyShardedDataParallel(training.Net(), device_id=cpu)),
     "hsdp": lambda: sharded(replicas),
     "tensor_parallel": tensor_parallel,
     "compiled_tensor_parallel": lambda: tensor_parallel(compiled),
@@ -132,6 +134,7 @@ def ranks() -> Iterator[Ranks]:
     [
         "ddp",
         "fsdp",
+        "flat",
         # Torch 2.7 refuses it on CPUs.
         *(("hsdp",) if release >= (2, 10) else ()),
         "tensor_parallel",
