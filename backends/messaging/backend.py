@@ -81,21 +81,21 @@ class MessagingBackend(Backend):
     """One group over a library of tagged messages, on this rank.
 
     From the first op on a thread makes the transport, which needs all ranks of the
-    group; ops issued before wait for it. A group of one needs none. It `signs` where
-    the transport carries signatures: ranks that do not call collectives alike then get
-    an error.
+    group; ops issued before wait for it. A group of one needs none. The transport
+    carries signatures of `bits` bits, by which ranks that do not call collectives alike
+    get an error; 0: none.
     """
 
     reduce_ops = frozenset(_ALL)
     private_tags = range(_PRIVATE_TAGS, _PRIVATE_TAGS + 256)
 
     def __init__(
-        self, rank: int, size: int, connector: Connector, *, signs: bool = False
+        self, rank: int, size: int, connector: Connector, *, bits: int = 0
     ) -> None:
         super().__init__(rank, size)
         self._queue = MessageQueue(self._failed, self._members)
         self._connector = connector
-        self._signer = Signer() if signs else None
+        self._signer = Signer(bits) if bits else None
         self._all_reduces = choice.fitting(choice.ALL_REDUCE, size)
         self._broadcasts = choice.fitting(choice.BROADCAST, size)
         self._reduce_scatters = choice.fitting(choice.REDUCE_SCATTER, size)

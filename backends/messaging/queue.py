@@ -21,7 +21,7 @@ from ..work.op_type import OpType
 from ..work.work import Work
 from .algorithms import SEND, Flat, Schedule, Transfer
 from .progress import progress, yield_core
-from .signature import Members, mismatch
+from .signature import Members, mismatch, unread
 from .transport import Received, Request, Transport
 
 __all__ = ["MessageQueue", "MessageWork"]
@@ -35,6 +35,9 @@ _LOOKS = 16
 
 # Seconds after the last progress from which on the process's thread looks seldom.
 _LONG = 0.5
+
+# The number of past collectives that messages tell of.
+_REMEMBERED = 256
 
 
 class MessageWork(Work):
@@ -64,8 +67,10 @@ class MessageWork(Work):
 
     def mismatch(self, received: Received, expected: int) -> DistBackendError:
         """Return the error of a message that is not what this op has to receive."""
+        queue = self.queue
         return mismatch(
-            self.op_type, self.queue.members(), self.tag, received, expected
+            *(self.op_type, queue.members(), self.tag),
+            *(received, expected, queue.ended),
         )
 
     def detach(self) -> None:
@@ -149,6 +154,8 @@ class MessageQueue:
         self._is_open = False
         self._transport: Transport | None = None
         self._collectives: collections.deque[MessageWork] = collections.deque()
+        #: The tags of the newest collectives whose schedules have ended.
+        self.ended: collections.deque[int] = collections.deque(maxlen=_REMEMBERED)
         self._messages: list[MessageWork] = []
         # The Work that was looked at last, and the one whose schedule is being resumed;
         # see _breaks.
@@ -262,7 +269,13 @@ class MessageQueue:
             if messages:
                 self._resume_messages(messages)
             queue, before = self._collectives, len(self._over)
+            transport = self._transport
             while collectives and queue and self._resume(queue[0], looks):
+                tag = queue[0].tag
+                left = None if transport is None else transport.unread(tag)
+                if left is not None:
+                    raise unread(self.members(), tag, left, self.ended)
+                self.ended.append(tag)
                 # An interrupt may come at any point: the Work is in one of both.
                 queue[0].over_ns = time.time_ns()
                 self._over.append(queue[0])

@@ -7,7 +7,7 @@ compute nonsense. The receiver compares the signature of each message with its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,17 +26,23 @@ __all__ = [
     "Members",
     "Signer",
     "differences",
+    "is_over",
     "mismatch",
+    "unread",
 ]
 
-#: A signature has so many bits, above those of a message's tag.
-BITS, SHIFT = 28, 16
+#: A signature has so many bits, above those of a message's tag. A transport that has no
+#: room for all carries the lower ones.
+BITS, SHIFT = 44, 16
 #: A message of a collective has the tag `FIRST` and the place of its kind here.
 KINDS = tuple(OpType)
 FIRST = 32000
 
-# Its fields, from the lowest bit on: dtype, reduction, root, number of the call.
-_DTYPE, _REDUCTION, _ROOT, _NUMBER = 6, 4, 6, 12
+# Its fields, from the lowest bit on: dtype, reduction, root, number of the call. Half
+# of all numbers are more than a rank is ever ahead of another.
+_DTYPE, _REDUCTION, _ROOT, _NUMBER = 6, 4, 6, 28
+# Half of the numbers that every transport can carry.
+_HALF = 1 << 11
 
 # A dtype or a reduction that is not listed has the number 0.
 _DTYPES = (
@@ -72,16 +78,19 @@ class Difference(NamedTuple):
 
 
 class Signer:
-    """Counts the collectives of one group on this rank, and signs them."""
+    """Counts the collectives of one group on this rank, and signs them.
 
-    def __init__(self) -> None:
-        self._number = 0
+    The signatures have `bits` bits.
+    """
+
+    def __init__(self, bits: int = BITS) -> None:
+        self._number, self._mask = 0, (1 << bits - BITS + _NUMBER) - 1
         # By dtype and ufunc: a dtype's name takes microseconds to find.
         self._known: dict[tuple[Any, Ufunc | None], int] = {}
 
     def sign(self, dtype: Any, ufunc: Ufunc | None = None, root: int = 0) -> int:
         """Return the signature of the next collective, in its place above the tag."""
-        self._number = number = self._number + 1 & (1 << _NUMBER) - 1
+        self._number = number = self._number + 1 & self._mask
         known = self._known.get((dtype, ufunc))
         if known is None:
             known = self._known[dtype, ufunc] = _code(dtype, ufunc)
@@ -111,20 +120,33 @@ def differences(theirs: int, ours: int) -> Difference | None:
     """Return the first thing that differs between the tags of two ranks."""
     their_dtype, their_reduction, their_root, their_number = _fields(theirs)
     dtype, reduction, root, number = _fields(ours)
-    their_kind, kind = ((one & (1 << SHIFT) - 1) - FIRST for one in (theirs, ours))
-    if their_kind != kind:
-        return Difference("op", KINDS[their_kind].value, KINDS[kind].value)
+    # Those of sends and receives are of no kind.
+    if (theirs ^ ours) & (1 << SHIFT) - 1:
+        return Difference("op", _kind(theirs).value, _kind(ours).value)
     # Ranks that are in different calls need not call them alike.
     if their_number != number:
-        half = 1 << _NUMBER - 1
-        more = (their_number - number + half & 2 * half - 1) - half
-        return Difference("calls", more, 0)
+        return Difference("calls", _more(their_number, number), 0)
     if their_dtype != dtype:
         return Difference("dtype", _DTYPES[their_dtype], _DTYPES[dtype])
     if their_reduction != reduction:
         names = [_REDUCTIONS.get(one, "none") for one in (their_reduction, reduction)]
         return Difference("reduce op", *names)
     return None if their_root == root else Difference("root", their_root, root)
+
+
+def _more(their_number: int, number: int) -> int:
+    more = (their_number - number + _HALF & 2 * _HALF - 1) - _HALF
+    return more or their_number - number
+
+
+def is_over(theirs: int, ours: int) -> bool:
+    """Return whether a rank that has ended the collective `ours` has ended `theirs`.
+
+    Their tags have the numbers as a whole.
+    """
+    shift = SHIFT + BITS - _NUMBER
+    behind = (ours >> shift) - (theirs >> shift) & (1 << _NUMBER) - 1
+    return behind < 1 << _NUMBER - 1
 
 
 class Members(NamedTuple):
@@ -135,25 +157,75 @@ class Members(NamedTuple):
 
 
 def mismatch(
-    op_type: OpType, members: Members, tag: int, received: Received, expected: int
+    op_type: OpType,
+    members: Members,
+    tag: int,
+    received: Received,
+    expected: int,
+    over: Iterable[int] = (),
 ) -> DistBackendError:
     """Return the error of an op to which a message came that does not fit.
 
-    `tag` is the op's, and `expected` the bytes that the message should have had.
+    `tag` is the op's, and `expected` the bytes that the message should have had. `over`
+    has the tags of earlier collectives: the message may be of one of them.
     """
     op, sender = op_type.value, f"rank {members.ranks[received.source]}"
     signed = received.tag >= 0
     found = differences(received.tag, tag) if signed else None
+    if found is not None:
+        earlier = _numbered(received.tag, over)
+        if earlier is not None:
+            return _of_earlier(members, tag, earlier, received)
     if found is None:
         sent = f"{received.nbytes} bytes where {expected}"
         if received.nbytes == LONGER:
             sent = f"more than the {expected} bytes that"
         what = "sizes" if signed else "sizes or dtypes"
+        if signed and len(members.ranks) > 1 << _ROOT:
+            what = "sizes or roots"
         return DistBackendError(
             f"{op}: {sender} sent {sent} were expected: the arrays' {what} differ "
             "between ranks"
         )
     return DistBackendError(f"{op}: {_sentence(found, sender, members)}")
+
+
+def _of_earlier(
+    members: Members, tag: int, earlier: int, received: Received
+) -> DistBackendError:
+    """Return the error of a message that the collective `earlier` has not received."""
+    said = mismatch(_kind(earlier), members, earlier, received, 0)
+    count = -_more(_fields(earlier)[-1], _fields(tag)[-1])
+    when = "the collective" if count == 1 else f"{count} collectives"
+    return DistBackendError(f"{when} before: {said}; its values may be wrong")
+
+
+def unread(
+    members: Members, tag: int, received: Received, over: Iterable[int]
+) -> DistBackendError:
+    """Return the error of a message that nobody can receive any more.
+
+    It is of the collective of `tag`, which ends now, or of one before, whose tags
+    `over` has up to some number.
+    """
+    if _numbered(received.tag, (tag, *over)) is not None:
+        return mismatch(_kind(tag), members, tag, received, 0, over)
+    kind, sender = _kind(received.tag).value, members.ranks[received.source]
+    return DistBackendError(
+        f"rank {sender} sent {received.nbytes} bytes in an earlier {kind}, for which "
+        f"rank {members.rank} had no use: the ranks called it with different roots or "
+        "sizes, or call collectives in different orders; its values may be wrong"
+    )
+
+
+def _kind(tag: int) -> OpType:
+    return KINDS[(tag & (1 << SHIFT) - 1) - FIRST]
+
+
+def _numbered(tag: int, tags: Iterable[int]) -> int | None:
+    """Return which of `tags` has the number of `tag`."""
+    number = _fields(tag)[-1]
+    return next((one for one in tags if _fields(one)[-1] == number), None)
 
 
 def _sentence(found: Difference, sender: str, members: Members) -> str:

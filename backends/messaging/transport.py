@@ -99,6 +99,14 @@ class Transport(Protocol):
         Called after `fits`. The source is negative where nothing is known.
         """
 
+    def unread(self, tag: int) -> Received | None:
+        """Return a message of a collective that no receive has taken, nor will.
+
+        All receives of the collective with `tag`, and of those before, are over: the
+        ranks did not call them alike. Each may have been the sender of its own.
+        ``None`` where the transport does not look at what nobody has asked for.
+        """
+
     def too_long(self, error: BaseException) -> Received | None:
         """Return what was received, if `error` is that it is longer than the array.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from ..interface.base import Backend
 from ..messaging.backend import MessagingBackend
 from ..messaging.progress import progress
+from ..messaging.signature import BITS
 from ..stores.base import Store
 from . import job
 from .communicator import GroupRendezvous
@@ -33,7 +34,7 @@ class MPIBackend(MessagingBackend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         connector = GroupRendezvous(store, rank, size, self._name)
-        super().__init__(rank, size, connector, signs=True)
+        super().__init__(rank, size, connector, bits=BITS)
 
     def abort(self, reason: str) -> None:
         job.note_abort()

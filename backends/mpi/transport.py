@@ -192,6 +192,9 @@ class MPITransport:
             tag = self._whole(status.Get_tag(), tag)
         return Received(status.Get_source(), status.Get_count(self._byte), tag)
 
+    def unread(self, tag: int) -> None:
+        """Return ``None``: the next receive from its rank takes it, and tells."""
+
     def too_long(self, error: BaseException) -> None:
         """Return ``None``: a message that is too long is not read."""
 

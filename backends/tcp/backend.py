@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..interface.base import Backend
 from ..messaging.backend import MessagingBackend
+from ..messaging.signature import BITS
 from ..stores.base import Store
 from .connector import TCPConnector
 
@@ -22,7 +23,7 @@ class TCPBackend(MessagingBackend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._tcp = TCPConnector(store, rank, size, self._name)
-        super().__init__(rank, size, self._tcp, signs=True)
+        super().__init__(rank, size, self._tcp, bits=BITS)
 
     def transports(self) -> dict[int, tuple[str, ...]]:
         transport = self._tcp.transport

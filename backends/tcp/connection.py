@@ -37,7 +37,7 @@ OVERHEAD = 512
 # address (OFFER) or number (GRANT, DATA, TAKEN) of what was offered. Offers are counted
 # on both sides. EAGER and DATA are followed by the message.
 _FRAME = struct.Struct("<QQQ")
-_KIND_SHIFT = 56
+_KIND_SHIFT = 60
 _TAG = (1 << _KIND_SHIFT) - 1
 _EAGER, _OFFER, _GRANT, _DATA, _TAKEN, _CREDIT = range(6)
 # The kinds that a message follows.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..messaging.algorithms import Flat
-from ..messaging.signature import SHIFT
+from ..messaging.signature import SHIFT, is_over
 from ..messaging.transport import ANY_SOURCE, TRUNCATED, Received
 
 __all__ = ["Arrival", "Matching", "Request", "TruncationError"]
@@ -94,17 +94,20 @@ class Matching:
         # By source and tag.
         self._posted: dict[tuple[int, int], collections.deque[Request]] = {}
         self._early: dict[tuple[int, int], collections.deque[Arrival]] = {}
+        #: Messages of collectives, which have a signature; `_early` has the others.
+        self.signed: dict[tuple[int, int], collections.deque[Arrival]] = {}
 
     def post(self, request: Request) -> Arrival | None:
         """Return the message that `request` receives; else have it wait for one."""
         tag = request.tag & _TAG
-        if self._early:
-            arrival = self._earliest(request.wanted, tag)
+        early = self._early if request.tag == tag else self.signed
+        if early:
+            arrival = _earliest(early, request.wanted, tag)
             if arrival is not None:
-                found = self._early[arrival.source, tag]
+                found = early[arrival.source, tag]
                 found.remove(arrival)
                 if not found:
-                    del self._early[arrival.source, tag]
+                    del early[arrival.source, tag]
                 return arrival
         request.order = next(self._order)
         key = request.wanted, tag
@@ -113,13 +116,6 @@ class Matching:
             waiting = self._posted[key] = collections.deque()
         waiting.append(request)
         return None
-
-    def _earliest(self, source: int, tag: int) -> Arrival | None:
-        if source != ANY_SOURCE:
-            found = self._early.get((source, tag))
-            return found[0] if found else None
-        heads = [found[0] for (_, one), found in self._early.items() if one == tag]
-        return min(heads, key=lambda arrival: arrival.order, default=None)
 
     def match(self, source: int, tag: int) -> Request | None:
         """Return the receive that takes a message of `source` that has come now."""
@@ -139,8 +135,17 @@ class Matching:
     def keep(self, arrival: Arrival) -> None:
         """Keep a message for which `match` has found no receive."""
         arrival.order = next(self._order)
-        key = arrival.source, arrival.tag & _TAG
-        self._early.setdefault(key, collections.deque()).append(arrival)
+        tag = arrival.tag & _TAG
+        early = self._early if arrival.tag == tag else self.signed
+        early.setdefault((arrival.source, tag), collections.deque()).append(arrival)
+
+    def unread(self, tag: int) -> Arrival | None:
+        """Return a message of the collective with `tag`, or of one before."""
+        for found in self.signed.values():
+            # The first one of its rank and kind is the oldest.
+            if is_over(found[0].tag, tag):
+                return found[0]
+        return None
 
     def lose(self, source: int, last: bool) -> Iterator[Request]:
         """Drop what only `source` could bring; yield the receives that wait for it.
@@ -148,13 +153,24 @@ class Matching:
         Those of any source wait on, unless it was the `last` of the other ranks. The
         messages that have come as a whole stay.
         """
-        for key in [key for key in self._early if key[0] == source]:
-            whole = [one for one in self._early.pop(key) if one.whole]
-            if whole:
-                self._early[key] = collections.deque(whole)
+        for early in (self._early, self.signed):
+            for key in [key for key in early if key[0] == source]:
+                whole = [one for one in early.pop(key) if one.whole]
+                if whole:
+                    early[key] = collections.deque(whole)
         sources = (source, ANY_SOURCE) if last else (source,)
         for found in [key for key in self._posted if key[0] in sources]:
             yield from self._posted.pop(found)
+
+
+def _earliest(
+    early: Mapping[tuple[int, int], Sequence[Arrival]], source: int, tag: int
+) -> Arrival | None:
+    if source != ANY_SOURCE:
+        found = early.get((source, tag))
+        return found[0] if found else None
+    heads = [found[0] for (_, one), found in early.items() if one == tag]
+    return min(heads, key=lambda arrival: arrival.order, default=None)
 
 
 def as_bytes(array: Flat) -> Flat:

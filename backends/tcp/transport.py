@@ -121,6 +121,15 @@ class TCPTransport:
     def received(self, request: Request) -> Received:
         return Received(request.source, request.nbytes, request.tag)
 
+    def unread(self, tag: int) -> Received | None:
+        matching = self._matching
+        if not matching.signed:
+            return None
+        arrival = matching.unread(tag)
+        if arrival is None:
+            return None
+        return Received(arrival.source, arrival.nbytes, arrival.tag)
+
     def too_long(self, error: BaseException) -> Received | None:
         return error.message if isinstance(error, TruncationError) else None
 

@@ -21,7 +21,7 @@ from ..messaging.connecting import MeetingConnector, Namer, different
 from ..stores.base import Store
 from .library import UCXError, load, unavailable_reason
 from .settings import chosen, network_settings, own_loopback, own_settings
-from .transport import UCXTransport
+from .transport import BITS, UCXTransport
 from .worker import Worker
 
 __all__ = ["UCXBackend", "UCXConnector", "UCXInfo", "kinds", "ucx_info"]
@@ -109,7 +109,7 @@ class UCXBackend(MessagingBackend):
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._ucx = UCXConnector(store, rank, size, self._name)
-        super().__init__(rank, size, self._ucx, signs=True)
+        super().__init__(rank, size, self._ucx, bits=BITS)
         with _lock:
             _groups.add(self)
 

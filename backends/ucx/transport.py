@@ -12,19 +12,21 @@ from collections.abc import Sequence
 
 from ..errors import ConnectionLostError, DistError
 from ..messaging.algorithms import Flat
-from ..messaging.signature import BITS, SHIFT
+from ..messaging.signature import SHIFT
 from ..messaging.transport import ANY_SOURCE, LONGER, TRUNCATED, Received
 from .library import UCXError
 from .settings import chosen
 from .ucp import CONSTANTS
 from .worker import Request, TruncationError, Worker
 
-__all__ = ["UCXTransport"]
+__all__ = ["BITS", "UCXTransport"]
 
 _log = logging.getLogger(__name__)
 
-# UCX's tags have 64 bits: from the top the sender's rank, a signature, and the tag. A
-# receive leaves the signature alone: it is compared when the message is there.
+#: UCX's tags have 64 bits: from the top the sender's rank, a signature of so many, and
+#: the tag. A receive leaves the signature alone: it is compared when the message is
+#: there.
+BITS = 28
 _RANK_SHIFT = SHIFT + BITS
 _TAG_MASK = (1 << SHIFT) - 1
 _EXACT_MASK = (1 << 64) - (1 << _RANK_SHIFT) | _TAG_MASK
@@ -120,6 +122,9 @@ class UCXTransport:
 
     def received(self, request: Request) -> Received:
         return _received(request.tag, request.nbytes)
+
+    def unread(self, tag: int) -> None:
+        """Return ``None``: the tag has no room for the whole number of a collective."""
 
     def too_long(self, error: BaseException) -> Received | None:
         if isinstance(error, TruncationError):

@@ -106,6 +106,15 @@ CASES = {
         "|rank 2 issued broadcast #1 .* with root 1, ranks 0–1 with root 0",
         True,
     ),
+    # Each is a sender, and none reads what the others send.
+    "root of each its own": Case(
+        lambda differs, rank, group: [
+            dist.broadcast(np.ones(4), rank, group=group),
+            dist.barrier(group=group),
+            dist.broadcast(np.ones(4), 0, group=group),
+        ],
+        r"before: broadcast: root \d on rank \d, \d on rank \d; its values",
+    ),
     "root of a reduce": Case(
         lambda differs, rank, group: dist.reduce(
             np.ones(4), OTHER if differs else 0, group=group

@@ -22,7 +22,12 @@ from rankscope.backends.messaging.algorithms import (
     Transfer,
 )
 from rankscope.backends.messaging.queue import MessageQueue, MessageWork
-from rankscope.backends.messaging.signature import Members
+from rankscope.backends.messaging.signature import (
+    FIRST,
+    KINDS,
+    Members,
+    Signer,
+)
 from rankscope.backends.messaging.transport import Received
 
 
@@ -62,6 +67,8 @@ class ByHand:
         self.abandoned: list[tuple[Message, Flat, bool]] = []
         self.closed = False
         self.ends = 0
+        # A message that no collective has received.
+        self.left: Received | None = None
 
     def send(self, array: Flat, peer: int, tag: int) -> Message:
         self.sent.append(Message(array, peer, tag))
@@ -84,6 +91,9 @@ class ByHand:
 
     def received(self, request: Message) -> Received:
         return Received(request.peer, request.came, request.tag)
+
+    def unread(self, tag: int) -> Received | None:
+        return self.left
 
     def too_long(self, error: BaseException) -> Received | None:
         return error.received if isinstance(error, TooLong) else None
@@ -208,6 +218,35 @@ def test_a_shorter_message_fails_the_group() -> None:
         "arrays' sizes differ between ranks"
     ]
     with pytest.raises(dist.DistBackendError, match="rank 1 sent 4"):
+        work.wait()
+
+
+def test_a_message_that_no_collective_has_received_fails_the_group() -> None:
+    told: list[Any] = []
+    signer = Signer()
+    queue, transport = MessageQueue(told.append, members), ByHand()
+    queue.open(transport)
+
+    def run(op_type: dist.OpType, root: int) -> MessageWork:
+        tag = FIRST + KINDS.index(op_type)
+        tag |= signer.sign(np.dtype("f8"), root=root)
+        work = MessageWork(queue, op_type, iter([]), tag)
+        queue.submit(work, message=False)
+        return work
+
+    first = run(dist.OpType.BROADCAST, 0)
+    other = Signer().sign(np.dtype("f8"), root=1)
+    tag = FIRST + KINDS.index(dist.OpType.BROADCAST) | other
+    transport.left = Received(1, 8, tag)
+    work = run(dist.OpType.BARRIER, 0)
+    until(lambda: work.is_completed())
+    reason = (
+        "the collective before: broadcast: root 0 on rank 0, 1 on rank 1; its values "
+        "may be wrong"
+    )
+    assert told == [reason]
+    assert first.is_success()
+    with pytest.raises(dist.DistBackendError, match=f"barrier.* failed: {reason}"):
         work.wait()
 
 

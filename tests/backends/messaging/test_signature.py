@@ -10,12 +10,16 @@ import pytest
 import rankscope as dist
 from rankscope.backends.messaging.signature import (
     BITS,
+    FIRST,
+    KINDS,
     SHIFT,
     Difference,
     Members,
     Signer,
     differences,
+    is_over,
     mismatch,
+    unread,
 )
 from rankscope.backends.messaging.transport import LONGER, Received
 
@@ -69,6 +73,50 @@ def test_the_first_difference_is_told(
     theirs: dict[str, Any], ours: dict[str, Any], found: Difference
 ) -> None:
     assert differences(sign(**theirs), sign(**ours)) == found
+
+
+@pytest.mark.parametrize("calls", [1, 5000, (1 << 28) - 3])
+def test_what_is_over_is_told_from_what_is_to_come(calls: int) -> None:
+    signer = Signer()
+    signer._number = calls
+    tags = [signer.sign(None) for _ in range(6)]
+    for place, ours in enumerate(tags):
+        over = [is_over(theirs, ours) for theirs in tags]
+        assert over == [True] * (place + 1) + [False] * (5 - place)
+
+
+def test_a_transport_may_carry_less() -> None:
+    signer, whole = Signer(28), Signer()
+    for _ in range(5000):
+        signed = signer.sign(np.dtype("f4"), np.add, 3)
+        assert signed == whole.sign(np.dtype("f4"), np.add, 3) & (1 << SHIFT + 28) - 1
+
+
+def test_a_message_of_an_earlier_collective_is_told_as_that_ones() -> None:
+    members, signer = Members(4, (4, 7)), Signer()
+    broadcast = FIRST + KINDS.index(dist.OpType.BROADCAST)
+    over = [signer.sign(np.dtype("f4"), root=0) | broadcast for _ in range(3)]
+    ours = signer.sign(None) | FIRST + KINDS.index(dist.OpType.BARRIER)
+    received = Received(1, 5, sign(root=1, calls=2, tag=broadcast))
+    said = (
+        "2 collectives before: broadcast: root 4 on rank 4, 7 on rank 7; its values "
+        "may be wrong"
+    )
+    error = mismatch(dist.OpType.BARRIER, members, ours, received, 1, over)
+    assert str(error) == said
+    assert str(unread(members, ours, received, over)) == said
+    # Nothing but the sizes differs.
+    received = Received(1, 5, over[-1])
+    error = unread(members, ours, received, over)
+    assert str(error).startswith(
+        "the collective before: broadcast: rank 7 sent 5 bytes where 0 were expected"
+    )
+    # The signature of it is no longer known.
+    error = unread(members, ours, received, over[:-1])
+    assert str(error).startswith("rank 7 sent 5 bytes in an earlier broadcast, for")
+    # It is of the collective that ends just now.
+    error = unread(members, over[0], Received(1, 5, sign(root=1, tag=broadcast)), ())
+    assert str(error) == "broadcast: root 4 on rank 4, 7 on rank 7"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.backends.messaging.signature import FIRST, Signer
 from rankscope.backends.messaging.transport import ANY_SOURCE
 from rankscope.backends.tcp.matching import Arrival, Matching, Request
 
@@ -84,3 +85,21 @@ def test_a_lost_rank_ends_what_only_it_could_bring() -> None:
     assert matching.post(receive(0, 7)) is whole
     assert matching.post(receive(0, 7)) is None
     assert {*matching.lose(1, last=True)} == {from_1, from_any}
+
+
+def test_messages_that_no_receive_will_take_are_told() -> None:
+    matching, signer = Matching(), Signer()
+    first, second, third = (signer.sign(None) | FIRST for _ in range(3))
+    assert matching.unread(first) is None
+    # Of a rank that is ahead, and of a user, who may ask for it later.
+    for tag in (third, 5):
+        matching.keep(message(0, tag))
+    assert matching.unread(second) is None
+    left = message(1, second)
+    matching.keep(left)
+    assert matching.unread(first) is None
+    assert matching.unread(second) is left
+    assert matching.post(receive(1, second)) is left
+    assert matching.unread(second) is None
+    assert matching.unread(third) is not None
+    assert matching.post(receive(ANY_SOURCE, 5)) is not None

@@ -347,10 +347,10 @@ def test_an_interrupt_in_the_midst_of_a_message_ends_the_connection(
 @pytest.mark.parametrize(
     "frame",
     [
-        (9 << 56, 0, 0),
-        (3 << 56, 5, 17),
-        (4 << 56, 0, 17),
-        (2 << 56, 0, 17),
+        (9 << 60, 0, 0),
+        (3 << 60, 5, 17),
+        (4 << 60, 0, 17),
+        (2 << 60, 0, 17),
         (7, EAGER + 1, 0),
     ],
     ids=["kind", "data", "taken", "grant", "too large"],
