@@ -72,12 +72,13 @@ def watch(
 
     Later calls return the same watch and change nothing but `log`. Torch is not
     imported: the watch begins when it is. In a script, every rank calls this, and need
-    not keep the watch.
+    not keep the watch. The script may have groups of Rankscope, too, or only those.
 
     Parameters
     ----------
     publish : bool, default True
-        Whether a notebook may attach to the job with ``%dist_attach``. On the ranks of
+        Whether a notebook may attach to the job with ``%dist_attach``, once there is a
+        default group of torch, or of Rankscope. On the ranks of
         a cluster, which has its board, nothing is published in addition.
     host : str, optional
         The address of rank 0's host that notebooks and the other ranks connect to;
@@ -299,8 +300,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end_with_launcher()
     parser = argparse.ArgumentParser(
         prog="torchrun … -m rankscope.torch",
-        description="Run a script with its torch.distributed groups watched: a "
-        "notebook attaches to it with %%dist_attach, the line that rank 0 prints.",
+        description="Run a script with its groups watched, of torch.distributed or of "
+        "Rankscope: a notebook attaches to it with %%dist_attach, the line that rank 0 "
+        "prints.",
     )
     parser.add_argument(
         "--host", help="address of rank 0's host to listen at (default: 127.0.0.1)"

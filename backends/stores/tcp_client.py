@@ -23,6 +23,7 @@ from ..errors import (
     DistNetworkTimeoutError,
     DistStoreError,
 )
+from ..thread_start import start_thread
 from .base import join, remaining
 from .process_end import ProcessEnd, process_end
 from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of, zmq_context
@@ -176,12 +177,8 @@ class TCPStoreClient:
 
     def _start_caller(self) -> None:
         if self._caller is None:
-            self._caller = threading.Thread(
-                target=self._call_back,
-                name="rankscope-store-watch",
-                daemon=True,
-            )
-            self._caller.start()
+            # Python 3.12 starts none at its end: then `close` must not join it.
+            self._caller = start_thread("store-watch", self._call_back)
 
     def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call ``callback(message)`` if the server ends without a goodbye."""

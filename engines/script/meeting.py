@@ -1,20 +1,24 @@
-"""How the ranks of a script find the channel that rank 0 opens: by torch's store."""
+"""How the ranks of a script find the channel that rank 0 opens: by a group's store."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import secrets
 import socket
 import sys
 import threading
 import time
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from rankscope import __version__
-from rankscope.backends.errors import DistNetworkError
-from rankscope.backends.groups.launched import is_launched
+from rankscope.backends.errors import DistError, DistNetworkError
+from rankscope.backends.groups.launched import LaunchedStore, is_launched
+from rankscope.backends.groups.world import world
 from rankscope.backends.stores.tcp import TCPStore
 from rankscope.backends.torch_watch.watch import TorchWatch
 
@@ -27,9 +31,9 @@ __all__ = ["Channel", "meet"]
 
 _log = logging.getLogger(__name__)
 
-#: The key of torch's store with the address of the channel.
+#: The key of the group's store with the address of the channel.
 _ADDRESS = "rankscope/job"
-#: Seconds between two looks for torch's default group, or for the address.
+#: Seconds between two looks for a default group, or for the address.
 _LOOK = 0.1
 #: Seconds that the address may take: rank 0 may not be watched.
 _ADDRESS_WAIT = 60.0
@@ -42,7 +46,7 @@ _LOOPBACK = ("127.", "localhost", "::1")
 
 @dataclass(frozen=True)
 class _Address:
-    """What rank 0 tells the others; no secret, as anyone may read torch's store."""
+    """What rank 0 tells the others; no secret, as anyone may read the group's store."""
 
     host: str
     port: int
@@ -64,55 +68,109 @@ class Channel:
     file: JobFile | None
 
 
+@dataclass(frozen=True)
+class _DefaultGroup:
+    """A default group of this rank, torch's or our own: its ranks meet in `store`."""
+
+    store: Any
+    rank: int
+    world_size: int
+
+    def tell(self, address: str) -> bool:
+        """Tell the other ranks `address`; return whether the group is still there."""
+        try:
+            self.store.set(_ADDRESS, address)
+        except DistError as error:
+            _log.debug("the address of the channel is not told: %s", error)
+            return False
+        return True
+
+    def ask(self) -> str | None:
+        """Return what rank 0 has told last, ``None`` before that."""
+        try:
+            # `get` would hold the connection, and with it torch's own calls.
+            if self.store.check([_ADDRESS]):
+                return str(self.store.get(_ADDRESS).decode())
+        except DistError as error:
+            # The group was destroyed a moment ago, or rank 0 has ended.
+            _log.debug("the address of the channel is not to be had: %s", error)
+        return None
+
+
+def _default_groups(torch: TorchWatch) -> Iterator[_DefaultGroup]:
+    """Yield torch's default group and our own, those that there are just now."""
+    ours = world.store
+    if isinstance(ours, LaunchedStore):
+        # A fresh process comes to later rounds than the others.
+        ours = ours.underlying_store
+    for store, rank, size in (
+        (torch.store(), torch.rank, torch.world_size),
+        (ours, world.rank, world.size),
+    ):
+        if store is not None and rank is not None and size is not None:
+            yield _DefaultGroup(store, rank, size)
+
+
 def meet(
-    torch: TorchWatch, options: JobOptions, stopped: threading.Event, lost: str = ""
+    torch: TorchWatch,
+    options: JobOptions,
+    stopped: threading.Event,
+    lost: Collection[str] = (),
 ) -> Channel | None:
     """Open the job's channel on rank 0, connect to it on the other ranks.
 
-    `lost` is the address of the one before, whose rank 0 has died: a fresh one opens
+    `lost` are the addresses of those before, whose rank 0 has died: a fresh one opens
     another.
-    Waits for torch's default group, which has the store in which the ranks meet.
+    Waits for a default group, torch's or our own. Rank 0 tells the others the address
+    in the one that it sees first, and they look in both, as they may see them in
+    another order.
     ``None`` where `stopped` was set before, or the address is not to be had. Raises
     `DistError` if rank 0 cannot listen, or refuses this rank, and torch's
     `RuntimeError` if its store is gone.
     """
-    while torch.rank is None:
-        if stopped.wait(_LOOK):
-            return None
-    store, rank, world_size = torch.store(), torch.rank, torch.world_size
-    if store is None or rank is None or world_size is None:
-        # The group was destroyed a moment ago.
-        return None
-    if rank == 0:
-        nonce = "" if os.environ.get("RANKSCOPE_KEY") else secrets.token_hex(16)
-        channel = _open(options, nonce, world_size)
-        address = _Address(
-            options.host, channel.store.port, nonce, socket.gethostname()
-        )
-        told = json.dumps(asdict(address))
-        store.set(_ADDRESS, told)
-        return replace(channel, address=told)
-    deadline = time.monotonic() + _ADDRESS_WAIT
-    # `get` would hold the connection, and with it torch's own calls.
-    while not store.check([_ADDRESS]) or store.get(_ADDRESS).decode() == lost:
+    gone, deadline = set(lost), math.inf
+    while True:
+        for group in _default_groups(torch):
+            # Since the first one was seen.
+            deadline = min(deadline, time.monotonic() + _ADDRESS_WAIT)
+            if group.rank == 0:
+                opened = _open_in(group, options)
+                if opened is not None:
+                    return opened
+                continue
+            told = group.ask()
+            if told is None or told in gone:
+                continue
+            try:
+                return _connect(told, group.rank, group.world_size)
+            except DistNetworkError:
+                if not is_launched():
+                    raise
+                # Of a rank 0 that died before this process began.
+                gone.add(told)
         if stopped.wait(_LOOK):
             return None
         # A fresh rank 0 may load data for minutes before it makes its group.
-        if not lost and time.monotonic() > deadline:
+        if not gone and time.monotonic() > deadline:
             _log.warning(
-                "rank %d is not shown to notebooks: rank 0 does not call "
-                "rankscope.torch.watch()",
-                rank,
+                "this rank is not shown to notebooks: rank 0 has not opened the job's "
+                "channel within %g s; every rank has to call rankscope.torch.watch(), "
+                "or run under python -m rankscope.torch",
+                _ADDRESS_WAIT,
             )
             return None
-    told = store.get(_ADDRESS).decode()
-    try:
-        return _connect(told, rank, world_size)
-    except DistNetworkError:
-        if lost or not is_launched():
-            raise
-        # Of a rank 0 that died before this process began.
-        return meet(torch, options, stopped, told)
+
+
+def _open_in(group: _DefaultGroup, options: JobOptions) -> Channel | None:
+    """Open the channel and tell its address; ``None`` if the group is gone."""
+    nonce = "" if os.environ.get("RANKSCOPE_KEY") else secrets.token_hex(16)
+    channel = _open(options, nonce, group.world_size)
+    address = _Address(options.host, channel.store.port, nonce, socket.gethostname())
+    told = json.dumps(asdict(address))
+    if not group.tell(told):
+        channel.store.close()
+        return None
+    return replace(channel, address=told)
 
 
 def _open(options: JobOptions, nonce: str, world_size: int) -> Channel:

@@ -48,7 +48,8 @@ SHARE = 1 / 800
 _LONGEST_PAUSE = 1.2
 #: Seconds that the end of the script may be delayed, if the channel does not answer.
 END_WAIT = 0.4
-#: Seconds after which it is known whether a channel that is lost ended in order.
+#: Seconds after which it is known whether a channel that is lost ended in order, and
+#: whether this script ends just now.
 _TOLD = 1.0
 #: Answers that are kept for the notebooks that asked: one that is gone reads none.
 _ANSWERS = 32
@@ -115,9 +116,10 @@ class Publication:
     def _run(self) -> None:
         try:
             channel = meet(self._torch, self.options, self._stopped)
+            lost = set[str]()
             while channel is not None:
-                self._join(channel)
                 try:
+                    self._join(channel)
                     self._publish_while_watched(channel)
                     may_return = not self._stopped.is_set() and is_launched()
                     if not (may_return and self._rank_0_died.wait(_TOLD)):
@@ -126,11 +128,11 @@ class Publication:
                     self._say_goodbye(channel)
                 self._rank_0_died.clear()
                 # Rank 0 has died, and its launcher may start it again.
-                channel = meet(
-                    self._torch, self.options, self._stopped, channel.address
-                )
+                lost.add(channel.address)
+                channel = meet(self._torch, self.options, self._stopped, lost)
         except (DistError, RuntimeError, OSError) as error:
-            if not self._stopped.is_set():
+            # At its end Python 3.12 starts no thread, before `end` is called.
+            if not self._stopped.wait(_TOLD):
                 _log.warning("this rank is not shown to notebooks: %s", error)
         except Exception:  # noqa: BLE001
             # The script goes on, whatever is wrong with its publication.

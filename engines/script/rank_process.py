@@ -25,6 +25,8 @@ LAUNCHER = "RANKSCOPE_LAUNCHER_PID"
 
 #: Seconds that output is read after the end of a rank: a child of it may hold the pipe.
 _OUTPUT_WAIT = 5.0
+# What Rankscope says of a job that runs: no words of a rank that failed.
+_OF_THE_JOB = (b"rankscope: to see this job ", b"rankscope: the metrics of ")
 # A progress bar goes back to the start of its line.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
@@ -106,8 +108,9 @@ class RankProcess:
             held = _LINE.sub(b"", held)
             if not read and held:
                 lines.append(held + b"\n")
-            if target is sys.stderr and (words := b"".join(lines).strip()):
-                self.last_words = words.splitlines()[-1].decode(errors="replace")
+            words = [one for one in lines if not one.startswith(_OF_THE_JOB)]
+            if target is sys.stderr and (told := b"".join(words).strip()):
+                self.last_words = told.splitlines()[-1].decode(errors="replace")
             if log is not None:
                 try:
                     # By lines, too: stdout and stderr have one log.

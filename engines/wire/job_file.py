@@ -6,7 +6,6 @@ does with its connection file, and deletes it at its end.
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +47,11 @@ class JobFile(RuntimeFile):
         if self.node != socket.gethostname():
             return False
         try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+            status = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2]
+        except OSError:
             return True
-        except PermissionError:
-            pass
-        return False
+        # A zombie, as a launcher leaves it for others who ask how it has ended.
+        return status.split()[0] in (b"Z", b"X")
 
 
 def job_files() -> list[JobFile]:

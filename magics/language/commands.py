@@ -200,8 +200,8 @@ COMMANDS = {
         Command(
             "dist_attach",
             "See the job of a script on the board: groups, hangs and their causes.\n"
-            "The script runs under torchrun with rankscope.torch.watch(), or -m\n"
-            "rankscope.torch, and prints this line. It takes no cells.\n"
+            "The script runs under -m rankscope.torch or -m rankscope.run, or calls\n"
+            "rankscope.torch.watch(), and prints this line. It takes no cells.\n"
             "Or use the ranks of another notebook, which take cells.",
             "%dist_attach 127.0.0.1:29400 --key 5fd1…\n%dist_attach\n"
             "%dist_attach rankscope-5fd1…\n%dist_attach --slurm 21",

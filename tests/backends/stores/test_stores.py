@@ -24,7 +24,7 @@ from rankscope.backends.errors import (
     DistStoreError,
     DistStoreTimeoutError,
 )
-from rankscope.backends.stores import base, tcp
+from rankscope.backends.stores import base, tcp, tcp_client
 from rankscope.backends.stores.base import Store
 from rankscope.backends.stores.file import FileStore
 from rankscope.backends.stores.hash import HashStore
@@ -598,6 +598,22 @@ def test_tcp_bad_arguments(
         TCPStore(host, port, timeout=1, key=KEY)
     with pytest.raises(ValueError, match="non-empty key"):
         TCPStore("127.0.0.1", 0, is_master=True, key=b"")
+
+
+def test_tcp_store_closes_where_it_cannot_start_a_thread(
+    master: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of Python 3.12, while another thread of the process goes on."""
+
+    def refuses(*_: object) -> threading.Thread:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    client = master.clone()
+    monkeypatch.setattr(tcp_client, "start_thread", refuses)
+    with pytest.raises(RuntimeError, match="at interpreter shutdown"):
+        client.watch("key", print)
+    client.close()
+    assert client.lost
 
 
 def test_tcp_value_too_large(master: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,12 @@ from textwrap import dedent
 import psutil
 import pytest
 
+from rankscope.backends.conformance.waiting import until
+from rankscope.backends.observe.verdicts import Fault
+from rankscope.engines import Job
 from rankscope.engines.script.launcher import Launcher, Script
 from rankscope.engines.script.rank_process import RankProcess
+from rankscope.engines.wire.job_file import job_files
 from rankscope.run import main
 
 #: Seconds after which what is waited for fails the test.
@@ -69,28 +73,59 @@ def ended() -> Iterator[list[psutil.Process]]:
     assert not living
 
 
+def waits(job: Job, rank: int) -> bool:
+    """Whether a rank has an op in flight."""
+    return any(one.oldest for one in job.status(fresh=True).ranks[rank].groups)
+
+
 @pytest.mark.processes
-def test_the_ranks_meet_and_their_output_has_their_numbers(tmp_path: Path) -> None:
+def test_the_ranks_are_seen_and_their_output_has_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a notebook, which may abort our own groups; nothing of the job is left."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("RANKSCOPE_ALLOW_ABORT", "1")
     code = """
     dist.init_process_group(timeout=30)
     x = np.ones(1)
     dist.all_reduce(x)
     names = "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"
     print(x.item(), *(os.environ[name] for name in names), sys.argv[1:])
+    while rank == 1 and not os.path.exists(sys.argv[0] + ".go"):
+        time.sleep(0.01)
+    try:
+        dist.all_reduce(x)
+    except dist.DistAbortedError as error:
+        print(*error.culprits, error.reason)
     print("no end of line", end="", file=sys.stderr)
     dist.destroy_process_group()
     """
     logs = tmp_path / "logs"
-    status, out, err = Run(tmp_path, code, "-n", "2", "--log-dir", str(logs)).finish()
+    run = Run(tmp_path, code, "-n", "2", "--log-dir", str(logs))
+    until(job_files, DEADLINE, "the file of the job")
+    with Job.attach(attach_timeout=DEADLINE) as job:
+        until(lambda: waits(job, 0), DEADLINE, "rank 0 in its op")
+        assert all(one.group("default") for one in job.status().ranks)
+        (verdict,) = until(job.diagnose, DEADLINE, "the verdict")
+        assert (verdict.fault, verdict.culprits) == (Fault.RANK_BUSY_ELSEWHERE, (1,))
+        assert set(job.abort(reason="enough")) == {0, 1}
+        (tmp_path / "train.py.go").touch()
+        status, out, err = run.finish()
+        until(lambda: job.closed, DEADLINE, "the end of the job")
+    assert job_files() == []
     assert status == 0, err
-    assert sorted(out.splitlines()) == [
-        "[rank 0] 2.0 0 2 2 0 ['--lr=1']",
-        "[rank 1] 2.0 1 2 2 0 ['--lr=1']",
-    ], err
-    assert sorted(err.splitlines()) == [
-        "[rank 0] no end of line",
-        "[rank 1] no end of line",
-    ]
+    told = out.splitlines()
+    for rank in (0, 1):
+        assert f"[rank {rank}] 2.0 {rank} 2 2 0 ['--lr=1']" in told
+        (why,) = (one for one in told if one.startswith(f"[rank {rank}] 1 rank 1 has "))
+        assert "has not entered all_reduce #2 (train.py:" in why
+        assert why.endswith("; enough")
+    assert len(told) == 4
+    attach, *others = sorted(
+        err.splitlines(), key=lambda one: "to see this job" not in one
+    )
+    assert attach.startswith("[rank 0] rankscope: to see this job in a notebook: ")
+    assert sorted(others) == ["[rank 0] no end of line", "[rank 1] no end of line"]
     assert "2.0 1 2 2 0" in (logs / "rank-1.log").read_text()
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,10 @@ def test_a_loss_amid_a_publication_that_is_told_late(
         Channel(TCPStore("127.0.0.1", one.port), "", 1, 2, f"at {place}", None)
         for place, one in enumerate(servers)
     ]
-    met: list[str] = []
+    met: list[set[str]] = []
 
-    def meet(torch: Any, options: Any, stopped: Any, lost: str = "") -> Channel:
-        met.append(lost)
+    def meet(torch: Any, options: Any, stopped: Any, lost: Any = ()) -> Channel:
+        met.append(set(lost))
         return channels[len(met) - 1]
 
     monkeypatch.setattr(publication, "meet", meet)
@@ -67,10 +68,38 @@ def test_a_loss_amid_a_publication_that_is_told_late(
     until(lambda: channels[0].store.lost, DEADLINE, "the loss")
     told[0]("rank 0 has died")
     until(lambda: servers[1].check(["status/1"]), DEADLINE, "the second channel")
-    assert met == ["", "at 0"]
+    assert met == [set(), {"at 0"}]
     published.end()
     until(lambda: servers[1].check(["ended/1"]), DEADLINE, "the goodbye")
     servers[1].close()
+
+
+def test_what_fails_because_the_script_ends_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python starts no thread at its end, which is before `end` is called."""
+    monkeypatch.setattr(aborting, "set_hint", lambda hint: None)
+    monkeypatch.setattr(publication, "_TOLD", DEADLINE)
+    failed = threading.Event()
+
+    def meet(*_: Any) -> Channel:
+        failed.set()
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(publication, "meet", meet)
+    torch: Any = None
+    published = Publication(torch, JobOptions())
+    assert failed.wait(DEADLINE)
+    published.end()
+    published._thread.join(DEADLINE)
+    assert not published._thread.is_alive()
+    assert caplog.messages == []
+    monkeypatch.setattr(publication, "_TOLD", 0.0)
+    published = Publication(torch, JobOptions())
+    published._thread.join(DEADLINE)
+    published.end()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("this rank is not shown to notebooks: can't")
 
 
 def scraped(address: str) -> dict[str, float]:

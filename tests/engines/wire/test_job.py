@@ -99,8 +99,12 @@ def test_a_file_is_for_its_user_alone_and_goes_with_its_process(runtime: Path) -
     job.remove()
     assert job_files() == []
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     killed = replace(job, pid=ended.pid)
+    killed.write()
+    # A zombie, as one of `rankscope.run`.
+    assert job_files() == []
+    ended.wait()
     killed.write()
     # Of a process of another host it is not known.
     far = _file(pid=ended.pid, port=29401)
