@@ -120,8 +120,8 @@ def _state(rank: RankStatus, group: GroupStatus | None) -> tuple[str, str]:
         # Whether a backend reports a start is no difference to who waits.
         return "in flight", "working"
     if rank.state == "busy":
-        cell = "a cell" if rank.cell is None else f"cell {rank.cell}"
-        return f"in {cell}", "busy"
+        # A script has no cells.
+        return "running" if rank.cell is None else f"in cell {rank.cell}", "busy"
     if (rank.heartbeat_age or 0.0) > SILENT:
         return "silent", "warning"
     return text(rank.state, 16), "calm"

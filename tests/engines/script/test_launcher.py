@@ -258,6 +258,24 @@ def test_a_rank_does_not_block_where_its_output_cannot_be_written(
     assert told.count("\n") == 1
 
 
+def test_the_last_words_of_a_rank_are_not_how_to_attach(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rank = object.__new__(RankProcess)
+    rank.rank, rank.last_words, rank._log = 0, "", None
+    read, write = os.pipe()
+    with open(read, "rb") as source:
+        with open(write, "wb") as rank_writes:
+            rank_writes.write(
+                b"no such file\n"
+                b"rankscope: to see this job in a notebook: %dist_attach h:1 --key 5f\n"
+                b"rankscope: the metrics of h:1 are at http://h:2/metrics\n"
+            )
+        rank._forward(source, sys.stderr)
+    assert rank.last_words == "no such file"
+    assert "[rank 0] rankscope: to see this job" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
