@@ -17,6 +17,7 @@ from tests.with_torch.test_backend import INIT, NO_REPORT, PREAMBLE
 pytestmark = pytest.mark.in_order
 
 SETUP = """
+import itertools
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.pipelining import ScheduleGPipe
@@ -78,8 +79,19 @@ KINDS = {
     "zero": zero,
 }
 
+settled = itertools.count()
+
+def settle():
+    # Return on rank 1 when rank 0 has ended what it was in: an abort may not strike it.
+    dist.barrier()
+    store, key = dist.distributed_c10d._get_default_store(), f"settled/{next(settled)}"
+    if rank == 0:
+        store.set(key, "")
+    store.wait([key])
+
 def abort_at(number, call):
     # Have rank 1 abort at an op of the call; return whether it ended before.
+    settle()
     issued = []
     def count(record):
         issued.append(record)
