@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
@@ -61,27 +61,31 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
     Raises `DistStoreTimeoutError`, whose culprits are the ranks that did not come
     within `timeout` seconds; `ValueError` where rank 0 has another `world_size`.
     """
-    here = arrived(store)
-    mine = f"{world_size} {platform.node()}:{os.getpid()}"
+    here, me = arrived(store), f"{platform.node()}:{os.getpid()}"
+    mine = f"{world_size} {me}"
     before = here.compare_set(str(rank), "", mine).decode()
     if before != mine:
-        here.set(f"{rank}/before", before)
-        here.set(str(rank), mine)
+        # Of this process, which tries again, or of another one of this rank.
+        _, other, *_ = before.split()
+        here.set(str(rank), mine if other == me else f"{mine} {other}")
     try:
         here.wait([str(one) for one in range(world_size)], timeout)
-        first = _size(here.get("0", timeout))
     except DistStoreTimeoutError as error:
-        missing = [one for one in range(world_size) if not here.check([str(one)])]
+        found = {one: _read(here, str(one)) for one in range(world_size)}
+        came = {one: value for one, value in found.items() if value}
+        missing = [one for one in found if one not in came]
         if not missing:
             return
         left = [one for one in missing if here.check([f"{one}/left"])]
         culprits = [one for one in missing if one not in left] or missing
-        odd = "".join(_oddities(here, world_size))
+        odd = "".join(_oddities(came, world_size))
         here.set(f"{rank}/left", "")
         # Who comes now must not take this rank for one that waits.
         here.delete_key(str(rank))
         if rank == 0 and store.server == RANK_0:
-            _await_readers(here, set(range(world_size)) - {0, *missing})
+            # One of another size has ended its wait, and knows why.
+            alike = [one for one, value in came.items() if _size(value) == world_size]
+            _await_readers(here, [one for one in alike if one])
         raise DistStoreTimeoutError(
             f"init_process_group on rank {rank}: {name_ranks(culprits)} of "
             f"{world_size} did not come within {timeout:g} s: {odd}did every rank "
@@ -90,38 +94,42 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
             "others",
             culprits=culprits,
         ) from error
-    if first != world_size:
+    first = _read(here, "0")
+    if first and _size(first) != world_size:
         raise ValueError(
             f"init_process_group on rank {rank}: its world_size is {world_size}, that "
-            f"of rank 0 is {first}; expected the same on every rank (WORLD_SIZE)"
+            f"of rank 0 is {_size(first)}; expected the same on every rank (WORLD_SIZE)"
         )
 
 
-def _await_readers(here: Store, came: set[int]) -> None:
+def _await_readers(here: Store, came: Collection[int]) -> None:
     """Let the ranks that `came` learn who is missing: the store ends with rank 0."""
     until = time.monotonic() + _GOODBYE
     while time.monotonic() < until and any(here.check([str(one)]) for one in came):
         time.sleep(0.02)
 
 
-def _size(value: bytes) -> int:
+def _read(here: Store, key: str) -> str:
+    """Return the value of a key, empty if it has none: `get` would wait for one."""
+    return here.compare_set(key, "?", "?").decode()
+
+
+def _size(value: str) -> int:
     """Return the world size of a rank that has come."""
     return int(value.split()[0])
 
 
-def _oddities(here: Store, world_size: int) -> Iterator[str]:
-    """Yield what may explain that ranks are missing, each with a semicolon."""
-    for one in range(world_size):
-        if not here.check([str(one)]):
-            continue
-        value = here.get(str(one))
+def _oddities(came: Mapping[int, str], world_size: int) -> Iterator[str]:
+    """Yield what may explain that ranks are missing, each with a semicolon.
+
+    `came` has the values of those that are there.
+    """
+    for rank, value in came.items():
+        _, process, *other = value.split()
         if _size(value) != world_size:
-            yield f"rank {one} came with world_size {_size(value)}; "
-        if here.check([f"{one}/before"]):
-            processes = [here.get(f"{one}/before"), value]
-            first, second = (each.decode().split()[1] for each in processes)
-            if first != second:
-                yield f"two processes came as rank {one}, {first} and {second}; "
+            yield f"rank {rank} came with world_size {_size(value)}; "
+        for one in other:
+            yield f"two processes came as rank {rank}, {one} and {process}; "
 
 
 def announce_death(store: Store, rank: int) -> None:
