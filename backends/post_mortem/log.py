@@ -256,11 +256,7 @@ class Log:
             if failure.death and not (waited and failure.exit_code == -signal.SIGABRT):
                 process, death = f"pid {failure.pid}", failure.death
                 if rank in sizes:
-                    received, expected = sizes[rank]
-                    death += (
-                        f": gloo received {received} bytes, and expected {expected}"
-                    )
-                    self.too_long.add(rank)
+                    death += self._size(rank, sizes)
                 yield RankEvidence(rank, death=death, process=process, source=path)
 
     def _size(self, rank: int, sizes: Mapping[int, tuple[str, str]]) -> str:
