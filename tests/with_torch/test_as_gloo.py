@@ -8,7 +8,7 @@ import pytest
 
 from rankscope.backends.torch_backend.private import release
 from tests.with_torch.ranks import Ranks
-from tests.with_torch.test_backend import INIT, NO_REPORT, PREAMBLE
+from tests.with_torch.test_backend import begun
 
 SETUP = """
 import tempfile
@@ -157,9 +157,7 @@ def difference(train):
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(2, PREAMBLE, NO_REPORT) as ranks:
-        ranks.run(INIT)
-        ranks.run(SETUP)
+    with begun(2, SETUP) as ranks:
         yield ranks
 
 

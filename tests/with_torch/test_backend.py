@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -50,10 +51,18 @@ dist.init_process_group(
 NO_REPORT = {"RANKSCOPE_REPORT": "0"}
 
 
+@contextlib.contextmanager
+def begun(size: int, *texts: str) -> Iterator[Ranks]:
+    """Yield ranks that have made the default group, and run `texts`."""
+    with Ranks(size, PREAMBLE, NO_REPORT) as ranks:
+        for text in (INIT, *texts):
+            ranks.run(text)
+        yield ranks
+
+
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param, PREAMBLE, NO_REPORT) as ranks:
-        ranks.run(INIT)
+    with begun(request.param) as ranks:
         yield ranks
         ranks.run("dist.destroy_process_group(); assert world.groups() == []")
 

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from tests.with_torch.ranks import Ranks
-from tests.with_torch.test_backend import INIT, NO_REPORT, PREAMBLE
+from tests.with_torch.test_backend import begun
 
 pytestmark = pytest.mark.in_order
 
@@ -44,10 +44,7 @@ end()
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Ranks]:
-    with Ranks(3, PREAMBLE, NO_REPORT) as ranks:
-        ranks.run(INIT)
-        ranks.run(BEGIN)
-        ranks.run("train(3)")
+    with begun(3, BEGIN, "train(3)") as ranks:
         yield ranks
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rankscope.backends.torch_backend.private import release
 from tests.with_torch.ranks import Ranks
-from tests.with_torch.test_backend import INIT, NO_REPORT, PREAMBLE
+from tests.with_torch.test_backend import begun
 
 pytestmark = pytest.mark.in_order
 
@@ -135,9 +135,7 @@ def abort_at_ops(make):
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(2, PREAMBLE, NO_REPORT) as ranks:
-        ranks.run(INIT)
-        ranks.run(SETUP)
+    with begun(2, SETUP) as ranks:
         yield ranks
 
 
