@@ -321,7 +321,7 @@ class Ranks(ObservedRanks):
             The values, by the names of the variables.
         progress : callable, optional
             Called about five times a second with the bytes that have gone and with all
-            bytes, while large values go to ranks on other hosts.
+            bytes, while large values go.
 
         Raises
         ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from typing import Any
@@ -17,15 +17,8 @@ from rankscope.backends.tcp.connector import wants_encryption
 
 from ..errors import ClusterError, PullError, group_by_message
 from ..wire import ipyparallel_private as private
-from ..wire.rank_variables import (
-    LARGE,
-    UNREACHED,
-    close_files,
-    get_variables,
-    set_variables,
-)
-from ..wire.value_port import ValuePort
-from ..wire.values import MemoryFile, pack, read_memory_file, size_of, unpack
+from ..wire.rank_variables import LARGE, UNREACHED, get_variables, set_variables
+from ..wire.values import pack, size_of, unpack
 from .rank_slots import deaths
 from .registry import EngineRegistry
 from .value_server import ValueServer
@@ -55,20 +48,14 @@ def push(
     frames = {name: pack(value) for name, value in variables.items()}
     every = [frame for some in frames.values() for frame in some]
     names, counts = list(frames), [len(some) for some in frames.values()]
-    view, large = _view(registry, ranks), size_of(every) >= LARGE
+    view = _view(registry, ranks)
     answers: Mapping[int, str] = dict.fromkeys(ranks, UNREACHED)
-    with contextlib.ExitStack() as stack:
-        place: MemoryFile | ValuePort | None = None
-        tick = _nothing
-        if large and _are_here(registry, ranks):
-            if (file := MemoryFile.write(every)) is not None:
-                place = file
-                stack.callback(file.close)
-        elif large and (server := _serve(registry, ranks, stack, every)) is not None:
-            place, tick = server.port, _ticking(server, progress)
-        if place is not None:
-            result = view.apply_async(set_variables, names, counts, place)
-            answers = _get(registry, result, what, ranks, timeout, tick)
+    if size_of(every) >= LARGE:
+        with _served(registry, ranks, every) as server:
+            if server is not None:
+                result = view.apply_async(set_variables, names, counts, server.port)
+                tick = _ticking(server, progress)
+                answers = _get(registry, result, what, ranks, timeout, tick)
     left = [rank for rank in ranks if answers[rank] == UNREACHED]
     if left:
         view = _view(registry, left)
@@ -93,34 +80,22 @@ def pull(
     """
     wanted = [names] if isinstance(names, str) else list(names)
     what = f"pull of {label or ', '.join(wanted)}"
-    view, shared = _view(registry, ranks), _are_here(registry, ranks)
-    received: dict[int, list[Any]] = {}
-    with contextlib.ExitStack() as stack:
+    view, received = _view(registry, ranks), dict[int, list[Any]]()
+    with _served(registry, ranks) as server:
         port, tick = None, _nothing
-        if not shared and (server := _serve(registry, ranks, stack)) is not None:
+        if server is not None:
             received, port = server.received, server.port
             tick = _ticking(server, progress)
-        result = view.apply_async(get_variables, wanted, shared, port)
+        result = view.apply_async(get_variables, wanted, port)
         answers = _get(registry, result, what, ranks, timeout, tick)
     left = [rank for rank, (_, place, *_) in answers.items() if place == UNREACHED]
     if left:
-        result = _view(registry, left).apply_async(get_variables, wanted, False)
+        result = _view(registry, left).apply_async(get_variables, wanted)
         answers |= _get(registry, result, what, left, timeout)
-    files = [
-        place for _, place, *_ in answers.values() if isinstance(place, MemoryFile)
-    ]
     found: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     errors: dict[int, str] = {}
     for rank, (facts, place, *frames) in answers.items():
-        read: list[Any] | None = frames
-        if isinstance(place, MemoryFile):
-            read = read_memory_file(place)
-        elif place is not None:
-            read = received.pop(place)
-        if read is None:
-            errors[rank] = f"the memory of process {place.pid} cannot be read"
-            continue
-        rest, missing = iter(read), []
+        rest, missing = iter(frames if place is None else received.pop(place)), []
         for name, (kind, why, count) in zip(wanted, facts, strict=True):
             own = list(islice(rest, count))
             try:
@@ -129,8 +104,6 @@ def pull(
                 missing.append(str(error))
         if missing:
             errors[rank] = "; ".join(missing)
-    if files:
-        view.apply_async(close_files, *(file.token for file in files))
     if errors:
         raise PullError(f"{what}: {group_by_message(errors)}", found)
     if isinstance(names, str):
@@ -156,24 +129,28 @@ def _value(name: str, label: str, kind: str, why: str, frames: list[Any]) -> Any
         ) from error
 
 
-def _are_here(registry: EngineRegistry, ranks: Sequence[int]) -> bool:
-    return all(registry.slots[rank].is_here for rank in ranks)
+@contextlib.contextmanager
+def _served(
+    registry: EngineRegistry, ranks: Sequence[int], frames: Sequence[Any] | None = None
+) -> Iterator[ValueServer | None]:
+    """Serve a push of `frames`, or a pull, in the block; ``None``: messages have to do.
 
-
-def _serve(
-    registry: EngineRegistry,
-    ranks: Sequence[int],
-    stack: contextlib.ExitStack,
-    frames: Sequence[Any] | None = None,
-) -> ValueServer | None:
-    """Return the server of a push of `frames`, or of a pull, which `stack` closes."""
-    far = next(slot for rank in ranks if not (slot := registry.slots[rank]).is_here)
-    # As well protected as the messages that would go in its place, or better.
+    Between hosts a value is as well protected as the messages that would go in its
+    place, or better. Within one it is not encrypted: its network is nobody else's.
+    """
+    far = [one for one in map(registry.slots.__getitem__, ranks) if not one.is_here]
     encrypted = bool(registry.client.curve_serverkey) or wants_encryption()
-    server = ValueServer.towards(far.address, len(ranks), encrypted, frames)
-    if server is not None:
-        stack.callback(server.close)
-    return server
+    server = ValueServer.towards(
+        far[0].address if far else "127.0.0.1",
+        len(ranks),
+        bool(far) and encrypted,
+        frames,
+    )
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.close()
 
 
 def _ticking(server: ValueServer, progress: Progress | None) -> Callable[[], None]:

@@ -1,9 +1,9 @@
 """ValuePort: large values to and from a rank, over a connection of their own.
 
-Between hosts the notebook listens while a push or a pull runs, and the ranks connect:
-the bytes do not go through ipyparallel's controller, as messages do. The rank gets the
-key of this push or pull with the request, and both ends prove by the handshake of the
-tcp backend that they have it.
+The notebook listens while a push or a pull runs, and the ranks connect: the bytes do
+not go through ipyparallel's controller, as messages do. The rank gets the key of this
+push or pull with the request, and both ends prove by the handshake of the tcp backend
+that they have it.
 """
 
 from __future__ import annotations
