@@ -83,6 +83,9 @@ SHORT = 80
 # What `_folded` makes.
 _FOLDED = re.compile(r"… \d+ frames? inside rankscope")
 
+# Of a clause that is cut off so early the beginning says nothing.
+_BEGUN = re.compile(r"; [^;]{0,18} …$")
+
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -98,6 +101,7 @@ class _ReportedError(BaseException):
         count = max(1, min(FIRST, MOST - needed)) if others else MOST
         # Front ends split a line within a word. `str` has all of it.
         lines = wrap(first, max_lines=count, placeholder=" …")
+        lines[-1] = _BEGUN.sub("; …", lines[-1])
         for place, part in enumerate(others, 1):
             # A line is left for each of the others.
             room = MOST - len(lines) - (len(others) - place)
@@ -339,9 +343,12 @@ def tell(errors: Iterable[RankError], after: str) -> str:
         if why and _both_sides(why) not in map(_both_sides, whys.values()):
             # Each rank may have found it by itself.
             whys.setdefault(_AUTHOR.sub("", why), why)
-    parts = [
-        f"{name_ranks(ranks)}: {ename}: {op}" for (ename, op), ranks in told.items()
-    ]
+    parts, before = [], ""
+    for (ename, op), ranks in told.items():
+        # Ops that end together end with one error.
+        named = "" if ename == before else f"{ename}: "
+        parts.append(f"{name_ranks(ranks)}: {named}{op}")
+        before = ename
     what = "; ".join(_shortened(parts, "ops"))
     return in_lines(what, "; ".join(whys.values()), after)
 

@@ -290,11 +290,14 @@ def _busy(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner:
             if row["mood"] in ("busy", "working"):
                 busy.setdefault(str(row.get("cell", "")), set()).add(rank)
     if not busy:
-        return Banner("calm", "Idle", "No rank is running a cell.")
-    named = [cell for cell in busy if cell]
+        cell = "" if head.get("script") else " a cell"
+        return Banner("calm", "Idle", f"No rank is running{cell}.")
+    cells = [f"cell {cell}" for cell in busy if cell]
     ranks = set().union(*busy.values())
-    cell = f"cell {named[0]}" if len(named) == 1 else head.get("script") or "a cell"
-    return Banner("busy", "Running", _sentence(tell_ranks(ranks, f"runs {cell}")))
+    # What is no cell and no script was sent to the engines past Rankscope.
+    what = cells[0] if len(cells) == 1 else "cells" if cells else head.get("script")
+    told = tell_ranks(ranks, f"runs {what}" if what else "is running")
+    return Banner("busy", "Running", _sentence(told))
 
 
 def _named(key: GroupKey, groups: Sequence[Group]) -> str:

@@ -29,7 +29,7 @@ _STATES = {
     "error": "error",
     "warning": "no answer",
     "working": "in flight",
-    "busy": "runs a cell",
+    "busy": "running",
     "calm": "idle",
 }
 _MOODS = tuple(_STATES)

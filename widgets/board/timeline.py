@@ -246,8 +246,9 @@ def _missing(
 ) -> list[dict[str, Any]]:
     """Return the collectives that some ranks wait in and others have not entered.
 
-    Also those that were aborted, until the group is rebuilt and has another op. The
-    last ones are those whose missing ranks are held up themselves.
+    Also those that were aborted, until the group is rebuilt and has another op.
+    ``held`` are the missing ranks that wait themselves, elsewhere. Where all of them
+    do, ``why`` is the op in which, and the collective is among the last.
     """
     latest: dict[_Group, int] = {}
     for group, members, generation, _ in _collectives(lanes):
@@ -259,6 +260,7 @@ def _missing(
         absent = sorted(set(members) - works.keys())
         if waiting and absent and generation == latest[group, members]:
             since, until = min(work.created for work in waiting), _end(waiting)
+            held = _held(lanes, absent, since, until)
             found.append(
                 {
                     "group": groups[group, members],
@@ -267,14 +269,17 @@ def _missing(
                     "op": waiting[0].record["op"],
                     "since": since - origin,
                     "until": -1 if until == -1 else until - origin,
-                    "held": _held(lanes, absent, since, until),
+                    "held": sorted(held),
+                    "why": _why(held) if len(held) == len(absent) else "",
                 }
             )
-    return sorted(found, key=lambda one: bool(one["held"]))
+    return sorted(found, key=lambda one: bool(one["why"]))
 
 
-def _held(lanes: Sequence[_Lane], ranks: Sequence[int], since: int, until: int) -> str:
-    """Return the op that `ranks` wait in meanwhile; empty if one of them does not."""
+def _held(
+    lanes: Sequence[_Lane], ranks: Sequence[int], since: int, until: int
+) -> dict[int, str]:
+    """Return the op in which each of `ranks` waits meanwhile, of those that wait."""
     ops: dict[int, str] = {}
     for lane in lanes:
         for work in lane.works if lane.rank in ranks else ():
@@ -283,9 +288,13 @@ def _held(lanes: Sequence[_Lane], ranks: Sequence[int], since: int, until: int) 
             if record["state"] in _WAITS and begun and not -1 < work.ended < since:
                 number = sequence_number(record)
                 ops[lane.rank] = f"{record['op']} #{number} of group '{lane.group}'"
-    if len(ops) < len(ranks):
-        return ""
-    return ops[ranks[0]] if len(set(ops.values())) == 1 else "other ops"
+    return ops
+
+
+def _why(held: Mapping[int, str]) -> str:
+    """Return the op in which ranks wait."""
+    ops = set(held.values())
+    return ops.pop() if len(ops) == 1 else "other ops"
 
 
 def _end(works: Sequence[_Work]) -> int:

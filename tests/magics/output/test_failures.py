@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -290,7 +291,7 @@ def test_an_abort_is_told_in_lines_and_its_cause_once() -> None:
     ]
     assert tell(errors, "group 'default' rebuilt").splitlines() == [
         "rank 0: DistAbortedError: send #1 of group 'default' (cell 7 line 3); "
-        "ranks 2–3: DistAbortedError: barrier #2 of group 'default' (cell 7 line 3)",
+        "ranks 2–3: barrier #2 of group 'default' (cell 7 line 3)",
         "Why: rank 1 has not entered it; abort requested from the board at 18:45:29",
         "Next: group 'default' rebuilt",
     ]
@@ -373,6 +374,16 @@ def test_an_error_has_six_lines_at_most_which_end_between_words() -> None:
         assert all(len(line) <= 100 for line in lines)
         assert {*" ".join(lines).split()} <= {"CellError:", *message.split(), "…"}
     assert lines[-1] == "Next: this"
+
+
+def test_who_failed_is_not_cut_off_from_what() -> None:
+    ends = set()
+    for count in range(70, 95):
+        said = f"{'w ' * count}w; ranks 2–3: barrier #2 of group 'default'\nWhy: it"
+        *_, line, _ = CellError(said, {})._render_traceback_()
+        ends.add(line.partition("w; ")[2] or line[-3:])
+    assert {"…", "w …", "ranks 2–3: barrier #2 …"} < ends
+    assert not ends & {"ranks …", "ranks 2–3: …"}
 
 
 def test_of_many_errors_the_first_are_told() -> None:

@@ -744,8 +744,10 @@ class TestTimeline:
             """() => {
               window.written = [];
               const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;
+              window.colours = {};
               pen.fillText = function (text, ...rest) {
                 window.written.push(text);
+                (window.colours[text] ??= new Set()).add(this.fillStyle);
                 return write.call(this, text, ...rest);
               };
             }"""
@@ -794,6 +796,31 @@ class TestTimeline:
         # Who is missing comes first.
         rings[2]["records"].pop()
         told("rank 2 has not entered all_reduce #25")
+
+    def test_who_waits_itself_does_not_look_like_the_culprit(
+        self, scene: Scene
+    ) -> None:
+        self.listen(scene)
+        # Rank 0 waits for rank 1, which waits for rank 2.
+        ranks = {"dp": [0, 1], "tp": [1, 2]}
+        groups = {name: {"name": name, "ranks": ranks[name]} for name in ranks}
+        rings: dict[int, Any] = {
+            rank: {"rank": rank, "groups": groups, "records": []} for rank in range(3)
+        }
+        for rank, name in (0, "dp"), (1, "tp"):
+            record = simulated.record(1, 1_000, 1_000, 0, "started")
+            rings[rank]["records"].append({**record, "group": name, "group_id": name})
+        found = timeline(rings, {}, 10**9)
+        self.open(scene, {"type": "timeline", "now": 100.0, **found})
+        scene.button("All groups").click()
+        held = "not entered: waits in another op"
+        colours = "() => window.colours['not in all_reduce #1']?.size"
+        until(lambda: scene.page.page.evaluate(colours) == 2, 30)
+        assert held in scene.texts("legend")[0]
+        rings[1]["records"].clear()
+        found = timeline(rings, {}, 10**9)
+        scene.page.play({"type": "timeline", "now": 100.0, **found})
+        until(lambda: held not in scene.texts("legend")[0], 30)
 
     def test_keys_go_from_work_to_work(self, scene: Scene) -> None:
         self.open(scene, lanes(late=2))

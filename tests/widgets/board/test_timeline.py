@@ -30,7 +30,7 @@ def test_a_rank_that_nothing_holds_up_comes_first_of_those_that_are_missing() ->
     ranks = {"dp": [0, 1], "tp": [1, 2], "pp": [0, 2]}
     groups = {name: {"name": name, "ranks": ranks[name]} for name in ranks}
 
-    def found(*works: tuple[int, str, int, int]) -> list[tuple[list[int], str]]:
+    def found(*works: tuple[int, str, int, int]) -> list[tuple[Any, ...]]:
         dumps: dict[int, Any] = {
             rank: {"rank": rank, "groups": groups, "records": []} for rank in range(3)
         }
@@ -39,15 +39,18 @@ def test_a_rank_that_nothing_holds_up_comes_first_of_those_that_are_missing() ->
             record = simulated.record(1, begun, begun, ended, state)
             dumps[rank]["records"].append({**record, "group": name, "group_id": name})
         missing = timeline(dumps, {}, 9_000)["missing"]
-        return [(one["ranks"], one["held"]) for one in missing]
+        return [(one["ranks"], one["held"], one["why"]) for one in missing]
 
     held = "all_reduce #1 of group 'tp'"
     late = (0, "dp", 1_000, 0), (1, "tp", 1_100, 0), (2, "pp", 100, 200)
-    assert found(*late) == [([2], ""), ([0], ""), ([1], held)]
+    assert found(*late) == [([2], [], ""), ([0], [], ""), ([1], [1], held)]
     # Crosswise, also once they were aborted: each is held up by the other.
     for one, other in ((0, 0), (5_000, 5_001)):
         crosswise = (0, "dp", 1_000, one), (1, "tp", 1_100, other), (2, "pp", 900, one)
-        assert all(held for _, held in found(*crosswise))
+        assert all(held == ranks and why for ranks, held, why in found(*crosswise))
+    # Of two that are missing, one waits itself.
+    groups["dp"]["ranks"] = [0, 1, 2]
+    assert ([1, 2], [1], "") in found(*late[:2])
 
 
 def test_groups_of_one_name_have_lanes_of_their_own() -> None:

@@ -272,7 +272,7 @@ export class Board {
 
   resize() {
     const room = this.table.element.clientWidth;
-    this.table.resize(room);
+    this.table.widths.resize(room);
     this.map.resize(this.body.clientWidth - 10);
     if (this.timeline.open) this.timeline.resize(this.timeline.scroll.clientWidth);
     this.request();

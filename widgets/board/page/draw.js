@@ -28,8 +28,9 @@ export function drawTimeline(view) {
   drawMissing(view, look, pen, first, last);
   drawMessages(view, look, pen, first, last);
   drawMeeting(view, look, pen);
-  if (view.marked) {
-    const [x, right] = view.marked;
+  const { marked } = view.input;
+  if (marked) {
+    const [x, right] = marked;
     Object.assign(pen, { fillStyle: look.accent, globalAlpha: 0.2 });
     pen.fillRect(x, 0, right - x, height);
     pen.globalAlpha = 1;
@@ -167,7 +168,7 @@ function fitting(pen, texts, room) {
   return texts.find((text) => pen.measureText(text).width <= room);
 }
 
-/** A rank that has not entered a collective: a dashed outline while others wait. */
+/** A rank that has not entered a collective: dashes while others wait, pale if it waits, too. */
 function drawMissing(view, look, pen, first, last) {
   const now = view.clock();
   for (const missing of view.store.timeline.missing) {
@@ -180,7 +181,8 @@ function drawMissing(view, look, pen, first, last) {
       if (right <= x) continue;
       const gap = view.pitch >= 20 ? 4 : 2;
       const top = place * view.pitch + gap;
-      pen.strokeStyle = look.bad;
+      const held = missing.held.includes(lane.rank);
+      pen.strokeStyle = held ? look.quiet : look.bad;
       pen.lineWidth = 1;
       pen.setLineDash([4, 3]);
       pen.strokeRect(x + 0.5, top + 0.5, right - x, view.pitch - 2 * gap - 1);
@@ -190,7 +192,7 @@ function drawMissing(view, look, pen, first, last) {
       );
       const dead = view.store.head.dead?.includes(lane.rank); // which stands there, too
       if (view.pitch >= 12 && !inOther && !dead) {
-        pen.fillStyle = look.bad;
+        pen.fillStyle = held ? look.quiet : look.badText;
         const text = `not in ${missing.op} #${missing.seq}`;
         pen.fillText(clip(pen, text, right - x - 8), x + 5, place * view.pitch + view.pitch / 2 + 0.5);
       }

@@ -1,6 +1,7 @@
 // The scale of the timeline: from times to pixels and back. Nothing here draws.
 
 export const GUTTER = 96; // px for the names of the lanes
+export const STEP = 1.4; // the factor of one zoom step
 export const NEAREST = 2_000; // ns; the highest zoom
 
 /** The place of a time; `window` is [from, to] and `width` that of the picture. */

@@ -4,18 +4,14 @@
 
 import { arrange, foldedCells, plainView } from "./arrange.js";
 import {
-  cellText, concerns, foldLabel, isInCell, lengthOf, nameOf, standing, stayText,
+  cellText, concerns, foldLabel, isInCell, nameOf, standing, stayText,
 } from "./cells.js";
 import { make, makeShape, setAttribute, setText } from "./elements.js";
 import { isPlace } from "./links.js";
 import { differences } from "./overview.js";
 import { elapsedText, moodClass, nameRanks } from "./text.js";
-import { BAR, placeColumns } from "./widths.js";
+import { BAR, RUNNING, Widths } from "./widths.js";
 
-// What columns hold while a cell runs with an op in it: room that they keep, so that no
-// other column goes when it comes.
-const RUNNING = { elapsed: "99.9 s / 99.9 ms", late: "99% · 99.9 ms", waits: "99%", queue: "1" };
-const LINGERING = " for 99 s"; // behind a line
 const STALL = 5; // s after which a bar changes its colour
 
 export class Table {
@@ -29,10 +25,8 @@ export class Table {
     this.view = plainView();
     this.dirty = new Map(); // rank → names of cells, or null: all
     this.columns = store.columns;
-    this.stale = true; // whether the widths have to be computed again
-    this.room = 0;
-    this.forget();
     this.build();
+    this.widths = new Widths(this.columns, this.table);
   }
 
   build() {
@@ -58,22 +52,12 @@ export class Table {
     this.top = top;
     this.body = make("div", "", null, { role: "rowgroup" });
     this.table.append(top, this.body);
-    // The places of the columns: a cell at a fixed place is laid out alone.
-    this.sheet = make("style");
-    this.element.append(this.sheet, this.table);
-    this.pen = document.createElement("canvas").getContext("2d");
-  }
-
-  /** Forget what the columns have held: an empty one is not shown. */
-  forget() {
-    this.lengths = this.columns.map(() => 0); // of the longest text of each, see lengthOf
-    // An abort is to find room: no column may go because of it.
-    this.longest = this.columns.map(({ key, title }) => (key === "state" ? "aborted" : title));
+    this.element.append(this.table);
   }
 
   /** Show a group. */
   show(id) {
-    if (id !== this.group) this.forget();
+    if (id !== this.group) this.widths.forget();
     this.group = id;
     this.entries.clear();
     this.items = [];
@@ -81,7 +65,7 @@ export class Table {
     this.dirty.clear();
     this.body.replaceChildren();
     for (const rank of this.ranks()) this.dirty.set(rank, null);
-    this.stale = true;
+    this.widths.stale = true;
   }
 
   rowsOf() {
@@ -104,7 +88,7 @@ export class Table {
 
   flush(now) {
     if (this.dirty.size > 0 || this.disordered) this.place(now);
-    if (this.stale) this.fit();
+    if (this.widths.stale) this.widths.fit(this.rowsOf());
   }
 
   /** Change what the user wants to see; the next `flush` shows it. */
@@ -244,7 +228,7 @@ export class Table {
     if (target.node.data !== text) target.node.data = text;
     // In front of "62 ranks" is a triangle; who waits has waited after an abort.
     const fold = column.key === "rank" && typeof rank === "string";
-    this.measure(place, fold ? `▸ ${text}` : text.replace(/^waits /, "waited ") + stay);
+    this.widths.measure(place, fold ? `▸ ${text}` : text.replace(/^waits /, "waited ") + stay);
     if (column.key === "line") {
       target.cell.firstChild.disabled = !isPlace(text);
       setText(target.cell.lastChild, stay);
@@ -271,9 +255,9 @@ export class Table {
         setAttribute(bar, "class", `bar${late ? " late" : ""}`);
       }
     }
-    if (target.node.data !== text || this.lengths[place] === 0) {
+    if (target.node.data !== text || !this.widths.isFilled(place)) {
       target.node.data = text;
-      this.measure(place, text + usual);
+      this.widths.measure(place, text + usual);
     }
     setText(target.cell.lastChild, usual);
     // Whole pixels: a bar that moves by less need not be painted.
@@ -295,12 +279,11 @@ export class Table {
     if (!isOther || (hasOp && !this.begins)) return;
     this.begins = !this.runs;
     const empty = ({ key }, place) =>
-      this.lengths[place] > 0 && !(key in RUNNING) &&
+      this.widths.isFilled(place) && !(key in RUNNING) &&
       ![...rows].some(([rank, cells]) => cellText(key, rank, cells, 0));
     if (!this.columns.some(empty)) return;
-    this.forget();
+    this.widths.forget();
     for (const entry of this.entries.values()) entry.shown = undefined;
-    this.stale = true;
   }
 
   /** Update the times; no other cell changes without a message. */
@@ -321,68 +304,6 @@ export class Table {
         this.fill(entry.cells[line], this.columns[line], line, null, cells, now);
       }
     }
-  }
-
-  // -- widths ----------------------------------------------------------------
-
-  /** Columns never shrink while they are shown: moving text cannot be read. */
-  measure(place, text) {
-    if (text.length <= this.lengths[place]) return; // most texts: no need to look closer
-    const length = lengthOf(text);
-    if (length > this.lengths[place]) {
-      this.lengths[place] = length;
-      if (length >= lengthOf(this.longest[place])) this.longest[place] = text;
-      this.stale = true;
-    }
-  }
-
-  resize(room) {
-    if (room !== this.room) {
-      this.room = room;
-      this.stale = true;
-    }
-  }
-
-  fit() {
-    if (this.room === 0) return; // not on a page yet
-    this.stale = false;
-    const { fontSize, fontFamily } = getComputedStyle(this.table);
-    this.pen.font = `600 ${fontSize} ${fontFamily}`;
-    const single = new Set([...this.rowsOf().values()].map((row) => row.host)).size < 2;
-    const measured = new Map();
-    const measure = (text) => {
-      if (!measured.has(text)) measured.set(text, this.pen.measureText(text).width);
-      return measured.get(text);
-    };
-    const { filled, longest } = this.reserve();
-    const found = placeColumns(this.columns, longest, filled, {
-      room: this.room, single, measure,
-    });
-    setAttribute(this.table, "data-drop", String(found.level));
-    const rules = found.places.map((place, number) => {
-      const name = `.c-${this.columns[number].key}`;
-      if (place === null) return `${name}{display:none}`;
-      // The last column gets the rest of the width, and at least what it needs.
-      const last = number === this.columns.length - 1;
-      const size = last ? "right:0" : `width:${place.width}px`;
-      return `${name}{left:${place.left}px;${size}}`;
-    });
-    this.sheet.textContent = rules.join("\n");
-    this.table.style.minWidth = `${found.width}px`;
-  }
-
-  /** Return what has to have room: also what comes while cells run, once an op was. */
-  reserve() {
-    const filled = this.lengths.map((length) => length > 0);
-    const hadOp = filled[this.columns.findIndex(({ key }) => key === "seq")];
-    const longest = this.longest.map((text, place) => {
-      const { key } = this.columns[place];
-      if (key === "line" && filled[place] && !text.includes(" for ")) return text + LINGERING;
-      if (!hadOp || !(key in RUNNING)) return text;
-      filled[place] = true;
-      return lengthOf(text) < lengthOf(RUNNING[key]) ? RUNNING[key] : text;
-    });
-    return { filled, longest };
   }
 
   /**

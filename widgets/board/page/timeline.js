@@ -9,17 +9,17 @@ import { withPlaces } from "./links.js";
 import { ALL } from "./overview.js";
 import { Pauses } from "./pauses.js";
 import { RangeTable } from "./range_table.js";
-import { GUTTER, panned, partAt } from "./scale.js";
+import { STEP } from "./scale.js";
 import { Sight } from "./sight.js";
+import { TimelineInput } from "./timeline_input.js";
 import { makeLegend, makeTools, saveFile } from "./timeline_parts.js";
 import { Tip } from "./tip.js";
 import {
-  W, describeMessages, describeWork, extentOf, isMissing, isRunning, lanesOf, messagesOf, nearest,
-  recentOf, sameOp, tellMissing, twinOf, workNear,
+  W, describeMessages, describeWork, extentOf, isCulprit, isMissing, isRunning, lanesOf, messagesOf,
+  recentOf, tellMissing, twinOf,
 } from "./works.js";
 
 const TALLEST = 360; // px of lanes before they scroll
-const STEP = 1.4; // the factor of one zoom step
 
 export class Timeline {
   constructor(store, goTo) {
@@ -65,23 +65,13 @@ export class Timeline {
     this.scroll.append(this.axis, this.canvas);
     this.detail = make("div", "detail", null, { "aria-live": "polite" });
     this.tip = new Tip({ "aria-hidden": "true" });
-    const { legend, message } = makeLegend();
-    this.messageKey = message;
+    const { legend, items } = makeLegend();
+    this.legend = items;
     this.range = new RangeTable();
     this.element.append(
       tools, this.scroll, ...legend, this.detail, this.range.element, this.tip.element,
     );
-    this.listen();
-  }
-
-  listen() {
-    const canvas = this.canvas;
-    canvas.addEventListener("pointerdown", (event) => this.press(event));
-    canvas.addEventListener("pointermove", (event) => this.point(event));
-    canvas.addEventListener("pointerup", (event) => this.release(event));
-    canvas.addEventListener("pointerleave", () => this.leave());
-    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
-    canvas.addEventListener("keydown", (event) => this.key(event));
+    this.input = new TimelineInput(this);
     this.scroll.addEventListener("scroll", () => this.request());
   }
 
@@ -140,6 +130,8 @@ export class Timeline {
     if (!data) setText(this.summary, "Asking the ranks for their last ops …");
     if (data) {
       this.all = lanesOf(data, this.wide ? null : this.group);
+      // In a deadlock every rank waits itself.
+      this.isAtFault = this.all.some((lane) => isCulprit(data.missing, lane)) ? isCulprit : isMissing;
       this.lanes = foldLanes(this.all, this.opened, (lane) => this.stays(lane));
       this.words = data.words;
       this.messages = messagesOf(data, this.lanes);
@@ -149,7 +141,10 @@ export class Timeline {
     this.sight.pauses = this.whole ? new Pauses() : pauses;
     // The same work in the new data, if it is still there.
     this.chosen = chosen && twinOf(this.lanes, chosen.lane, chosen.work);
-    this.messageKey.hidden = this.messages.length === 0;
+    this.legend.message.hidden = this.messages.length === 0;
+    this.legend.held.hidden = !(data?.missing ?? []).some(
+      ({ group, held }) => held.length > 0 && this.lanes.some((lane) => lane.group === group),
+    );
     const folded = this.lanes.filter(({ part }) => part);
     this.buttons.ranks.hidden = folded.length === 0;
     setAttribute(this.buttons.ranks, "aria-pressed", String(folded.every(({ open }) => open)));
@@ -163,7 +158,7 @@ export class Timeline {
     const { missing, late } = this.store.timeline;
     const { dead = [] } = this.store.head;
     return (
-      dead.includes(lane.rank) || isMissing(missing, lane) ||
+      dead.includes(lane.rank) || this.isAtFault(missing, lane) ||
       late.some(({ rank, group }) => rank === lane.rank && group === lane.group)
     );
   }
@@ -233,139 +228,6 @@ export class Timeline {
       this.tell();
       this.range.show(this.all, this.sight.shown, this.words);
     });
-  }
-
-  // -- pointing --------------------------------------------------------------
-
-  workAt(x, y) {
-    const lane = this.lanes[Math.floor(y / this.pitch)];
-    if (lane === undefined || x < GUTTER) return null;
-    // A bar of less than a pixel can be selected as well.
-    const [time, beside] = [x, x + 2].map((one) => this.sight.timeAt(one));
-    const work = workNear(lane.works, time, beside - time, this.clock());
-    return work && { lane, work };
-  }
-
-  press(event) {
-    if (event.button !== 0) return;
-    this.canvas.setPointerCapture(event.pointerId);
-    const { offsetX: x, shiftKey: marks } = event;
-    this.drag = { x, end: x, places: this.sight.drawn, moved: false, marks };
-  }
-
-  /** The part of the picture that is marked by dragging with Shift, in px. */
-  get marked() {
-    const { x, end, moved, marks } = this.drag ?? {};
-    return moved && marks ? [Math.min(x, end), Math.max(x, end)] : null;
-  }
-
-  point(event) {
-    if (this.drag) {
-      const by = event.offsetX - this.drag.x;
-      if (Math.abs(by) > 3) this.drag.moved = true;
-      this.drag.end = Math.max(GUTTER, event.offsetX);
-      if (this.marked) {
-        this.request();
-        this.leave();
-        return;
-      }
-      if (this.drag.moved) {
-        this.sight.look(panned(this.drag.places, -by / (this.sight.width - GUTTER)));
-        this.leave();
-        return;
-      }
-    }
-    const found = this.workAt(event.offsetX, event.offsetY);
-    if (found?.work !== this.pointed?.work) {
-      this.pointed = found;
-      this.request();
-    }
-    this.showTip(found, event);
-  }
-
-  release(event) {
-    const { drag, marked } = this;
-    this.drag = null;
-    if (marked) this.sight.look(marked.map((x) => this.sight.placeAt(x)));
-    if (!drag || drag.moved) return;
-    const lane = this.lanes[Math.floor(event.offsetY / this.pitch)];
-    if (event.offsetX < GUTTER && lane?.part) {
-      this.openGroup(lane.group);
-      return;
-    }
-    this.choose(this.workAt(event.offsetX, event.offsetY));
-  }
-
-  leave() {
-    this.tip.hide();
-    if (this.pointed) {
-      this.pointed = null;
-      this.request();
-    }
-  }
-
-  /** Zoom with Ctrl or ⌘, pan sideways; else the page scrolls. */
-  wheel(event) {
-    if (event.ctrlKey || event.metaKey) {
-      event.preventDefault();
-      const at = partAt(this.sight.drawn, this.sight.placeAt(event.offsetX));
-      this.sight.zoom(event.deltaY > 0 ? STEP : 1 / STEP, Math.min(1, Math.max(0, at)));
-    } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      event.preventDefault();
-      this.sight.pan((event.deltaX || event.deltaY) / this.sight.width);
-    }
-  }
-
-  key(event) {
-    const steps = {
-      ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0],
-    };
-    if (event.shiftKey && (event.key === "ArrowLeft" || event.key === "ArrowRight")) {
-      this.sight.pan(event.key === "ArrowLeft" ? -0.2 : 0.2);
-    } else if (event.key in steps) this.walk(...steps[event.key]);
-    else if (event.key === "+" || event.key === "=") this.zoom(1 / STEP);
-    else if (event.key === "-") this.zoom(STEP);
-    else if (event.key === "0") this.sight.look(null);
-    else if (event.key === "a") this.lookAtAll();
-    else if (event.key === "s") this.count();
-    else if (event.key === "p") this.stretch();
-    else if (event.key === "o") this.openGroup((this.chosen?.lane ?? this.lanes[0])?.group);
-    else if (event.key === "Enter" && this.chosen) {
-      this.goTo(this.words[this.chosen.work[W.line]]);
-    } else if (event.key === "Escape") this.choose(null);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
-
-  /** Go to the neighbouring lane, or the neighbouring work in this one. */
-  walk(lanes, works) {
-    if (this.lanes.length === 0) return;
-    let place = this.chosen ? this.lanes.indexOf(this.chosen.lane) : 0;
-    place = Math.min(this.lanes.length - 1, Math.max(0, place + lanes));
-    const lane = this.lanes[place];
-    if (lane.works.length === 0) return;
-    let index = lane.works.length - 1;
-    if (this.chosen && lanes !== 0) {
-      // The same collective there, or the work nearest to it.
-      const time = this.chosen.work[W.created];
-      const twin = lane.works.findIndex((work) => sameOp(work, this.chosen.work));
-      index = twin >= 0 ? twin : nearest(lane.works, time);
-    } else if (this.chosen) {
-      index = lane.works.indexOf(this.chosen.work) + works;
-    }
-    index = Math.min(lane.works.length - 1, Math.max(0, index));
-    this.choose({ lane, work: lane.works[index] });
-    this.bringIn();
-  }
-
-  bringIn() {
-    const { lane, work } = this.chosen;
-    this.sight.bringIn(work[W.created]);
-    const top = this.lanes.indexOf(lane) * this.pitch;
-    const box = this.scroll;
-    const room = box.clientHeight - AXIS - this.pitch;
-    box.scrollTop = Math.min(top, Math.max(top - room, box.scrollTop));
   }
 
   // -- texts -----------------------------------------------------------------

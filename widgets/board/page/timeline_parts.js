@@ -20,6 +20,7 @@ const LEGEND = [
   ["flight", "in flight, waits"],
   ["stuck", "in flight, all ranks are in"],
   ["missing", "not entered"],
+  ["held", "not entered: waits in another op"],
   ["failed", "failed or aborted"],
   ["message", "from a send to its receive; dashed: not issued"],
 ];
@@ -44,15 +45,16 @@ export function makeTools(acts) {
   return { tools, summary, buttons };
 }
 
-/** The lines below, and of them what is of messages alone. */
+/** The lines below, and the items of the legend by name. */
 export function makeLegend() {
   const colours = make("div", "legend quiet");
+  const items = {};
   for (const [name, about] of LEGEND) {
-    const item = make("span");
-    item.append(make("i", name, null, { "aria-hidden": "true" }), about);
-    colours.append(item);
+    items[name] = make("span");
+    items[name].append(make("i", name, null, { "aria-hidden": "true" }), about);
+    colours.append(items[name]);
   }
-  return { legend: [colours, make("div", "quiet", KEYS)], message: colours.lastChild };
+  return { legend: [colours, make("div", "quiet", KEYS)], items };
 }
 
 export function saveFile(name, text, type) {

@@ -1,7 +1,12 @@
 // The widths of the table's columns: which have room, and where each one stands.
 
-import { isHidden } from "./cells.js";
+import { isHidden, lengthOf } from "./cells.js";
+import { make, setAttribute } from "./elements.js";
 
+// What columns hold while a cell runs with an op in it: room that they keep, so that no
+// other column goes when it comes.
+export const RUNNING = { elapsed: "99.9 s / 99.9 ms", late: "99% · 99.9 ms", waits: "99%", queue: "1" };
+const LINGERING = " for 99 s"; // behind a line
 const PADDING = 18; // px between two columns, and reserve for wide letters
 const CLOSE = 12; // px between two where there is little room; as in board.css
 const SHAPE = 16; // px of the shape before a state
@@ -57,4 +62,92 @@ function cutOp(found, columns, room) {
   op.width -= over;
   for (const place of found.places.slice(number + 1)) if (place) place.left -= over;
   return { ...found, width: found.width - over };
+}
+
+/** The widths of the columns of a table; of each the longest text that it has held. */
+export class Widths {
+  constructor(columns, table) {
+    this.columns = columns;
+    this.table = table;
+    this.room = 0; // px for all
+    // The places of the columns: a cell at a fixed place is laid out alone.
+    this.sheet = make("style");
+    table.before(this.sheet);
+    this.pen = document.createElement("canvas").getContext("2d");
+    this.forget();
+  }
+
+  /** Forget what the columns have held: an empty one is not shown. */
+  forget() {
+    this.lengths = this.columns.map(() => 0); // of the longest text of each, see lengthOf
+    // An abort is to find room: no column may go because of it.
+    this.longest = this.columns.map(({ key, title }) => (key === "state" ? "aborted" : title));
+    this.stale = true; // whether the widths have to be computed again
+  }
+
+  /** Whether a column has held a text. */
+  isFilled(place) {
+    return this.lengths[place] > 0;
+  }
+
+  /** Take a text in. Columns never shrink while they are shown: moving text cannot be read. */
+  measure(place, text) {
+    if (text.length <= this.lengths[place]) return; // most texts: no need to look closer
+    const length = lengthOf(text);
+    if (length > this.lengths[place]) {
+      this.lengths[place] = length;
+      if (length >= lengthOf(this.longest[place])) this.longest[place] = text;
+      this.stale = true;
+    }
+  }
+
+  resize(room) {
+    if (room !== this.room) {
+      this.room = room;
+      this.stale = true;
+    }
+  }
+
+  /** Give the columns of a table with these rows their places. */
+  fit(rows) {
+    if (this.room === 0) return; // not on a page yet
+    this.stale = false;
+    const { fontSize, fontFamily } = getComputedStyle(this.table);
+    this.pen.font = `600 ${fontSize} ${fontFamily}`;
+    const single = new Set([...rows.values()].map((row) => row.host)).size < 2;
+    const measured = new Map();
+    const measure = (text) => {
+      if (!measured.has(text)) measured.set(text, this.pen.measureText(text).width);
+      return measured.get(text);
+    };
+    const { filled, longest } = this.reserve();
+    const found = placeColumns(this.columns, longest, filled, {
+      room: this.room, single, measure,
+    });
+    setAttribute(this.table, "data-drop", String(found.level));
+    const rules = found.places.map((place, number) => {
+      const name = `.c-${this.columns[number].key}`;
+      if (place === null) return `${name}{display:none}`;
+      // The last column gets the rest of the width, and at least what it needs.
+      const last = number === this.columns.length - 1;
+      const size = last ? "right:0" : `width:${place.width}px`;
+      return `${name}{left:${place.left}px;${size}}`;
+    });
+    this.sheet.textContent = rules.join("\n");
+    this.table.style.minWidth = `${found.width}px`;
+  }
+
+  /** Return what has to have room: also what comes while cells run, once an op was. */
+  reserve() {
+    const filled = this.lengths.map((length) => length > 0);
+    const hadOp = filled[this.columns.findIndex(({ key }) => key === "seq")];
+    const longest = this.longest.map((text, place) => {
+      const { key } = this.columns[place];
+      if (key === "line" && filled[place] && !text.includes(" for ")) return text + LINGERING;
+      if (!hadOp || !(key in RUNNING)) return text;
+      filled[place] = true;
+      return lengthOf(text) < lengthOf(RUNNING[key]) ? RUNNING[key] : text;
+    });
+    return { filled, longest };
+  }
 }

@@ -58,15 +58,22 @@ export function isMissing(missing, lane) {
   return missing.some(({ group, ranks }) => group === lane.group && ranks.includes(lane.rank));
 }
 
+/** Whether the rank of a lane is missing, and waits for no other rank meanwhile. */
+export function isCulprit(missing, { group, rank }) {
+  return missing.some(
+    (one) => one.group === group && one.ranks.includes(rank) && !one.held.includes(rank),
+  );
+}
+
 /**
  * A sentence on a collective that some ranks have not entered, with the name of the group
  * where it is `wide`, and with what holds them up.
  */
-export function tellMissing({ group, ranks, op, seq, held }, wide) {
+export function tellMissing({ group, ranks, op, seq, why }, wide) {
   const [have, are] = ranks.length > 1 ? ["have", "they are"] : ["has", "it is"];
   const where = wide ? ` of group '${group.name}'` : "";
-  const why = held ? `: ${are} in ${held}` : "";
-  return `${nameRanks(ranks)} ${have} not entered ${op} #${seq}${where}${why}`;
+  const reason = why ? `: ${are} in ${why}` : "";
+  return `${nameRanks(ranks)} ${have} not entered ${op} #${seq}${where}${reason}`;
 }
 
 /** The time from the first work to the last. */

@@ -39,7 +39,7 @@ test("cells that came, went or are others differ", () => {
 });
 
 test("groups in trouble are listed first, the others in their order", () => {
-  const groups = ["idle", "in flight", "hung", "runs a cell", "aborted", "hung"].map((state, id) => ({ id, state }));
+  const groups = ["idle", "in flight", "hung", "running", "aborted", "hung"].map((state, id) => ({ id, state }));
   equal(inOrder(groups).map(({ id }) => id), [2, 5, 4, 1, 0, 3]);
   equal(inOrder(groups, [5, 1]).map(({ id }) => id), [5, 1, 2, 4, 0, 3]);
 });

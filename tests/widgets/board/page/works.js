@@ -1,6 +1,6 @@
 import {
-  W, describeMessages, describeWork, endOf, extentOf, lanesOf, messagesOf, nearest, recentOf,
-  tellMissing, twinOf, unpack, workNear,
+  W, describeMessages, describeWork, endOf, extentOf, isCulprit, lanesOf, messagesOf, nearest,
+  recentOf, tellMissing, twinOf, unpack, workNear,
 } from "/widgets/board/page/works.js";
 import { equal, test } from "./harness.js";
 
@@ -120,10 +120,16 @@ test("a group of two messages is one", () => {
   equal(second.lanes[0].group === first.lanes[0].group, true);
 });
 
+test("a culprit is missing and waits for nobody", () => {
+  const one = { group: TP, ranks: [1, 2], held: [2] };
+  const found = [0, 1, 2].map((rank) => isCulprit([one], lane(rank, [], TP)));
+  equal([...found, isCulprit([one], lane(1, []))], [false, true, false, false]);
+});
+
 test("who is missing is told with what holds it up", () => {
-  const one = { group: TP, ranks: [2], op: "all_reduce", seq: 3, held: "" };
+  const one = { group: TP, ranks: [2], op: "all_reduce", seq: 3, held: [], why: "" };
   equal(tellMissing(one, false), "rank 2 has not entered all_reduce #3");
   equal(tellMissing(one, true), "rank 2 has not entered all_reduce #3 of group 'tp'");
-  const held = { ...one, ranks: [1, 2], held: "send #1 of group 'dp'" };
+  const held = { ...one, ranks: [1, 2], held: [1, 2], why: "send #1 of group 'dp'" };
   equal(tellMissing(held, false), "ranks 1–2 have not entered all_reduce #3: they are in send #1 of group 'dp'");
 });
