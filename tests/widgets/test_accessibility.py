@@ -110,12 +110,21 @@ def test_the_board(browser: Browser, theme: dict[str, str]) -> None:
     scene.page.board().locator(".squares").press("ArrowDown")
     assert scene.texts("tip")
     seen["many ranks"] = look()
+    fold = scene.page.board().locator("button.place.fold")
+    assert fold.inner_text() == "23 ranks"
+    fold.click()
+    scene.page.play()
+    assert fold.get_attribute("aria-expanded") == "true"
+    seen["an open fold"] = look()
     scene.take(*two_groups())
     scene.page.board().get_by_role("tab", name="all").click()
     scene.page.play()
     assert scene.texts("wait-graph")
     seen["the tab of all groups"] = look()
     scene.button("Abort").click()
+    assert scene.texts("what") == [
+        "Abort 2 hung groups, 'columns' and 'rows', on 2 ranks?"
+    ]
     seen["a question"] = look()
     scene.page.page.keyboard.press("Escape")
     scene.button("Timeline").click()
@@ -138,7 +147,7 @@ def test_the_bar_of_a_cell_and_what_a_notebook_keeps(
     saved = f"<div style='color:var(--jp-ui-font-color1)'>{saved}</div>"
     scene.page.page.evaluate(
         "html => document.body.insertAdjacentHTML('afterbegin', html)",
-        hang_html("why", "the-board", "14:03:12") + saved,
+        hang_html("why", "the-board", "14:03:12", 7) + saved,
     )
     bar = scene.page.page.locator(".rankscope-hang")
     bar.get_by_role("button", name="Abort").click()

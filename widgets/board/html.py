@@ -62,15 +62,17 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
 
 
 def hang_html(
-    text: str, name: str, when: str, picture: str = "", opens: bool = False
+    text: str, name: str, when: str, cell: int, picture: str = "", opens: bool = False
 ) -> str:
-    """Return why a cell hung at the time `when`.
+    """Return why the cell with the number `cell` hung at the time `when`.
 
-    A bar of the board `name` takes the place of `text`.
+    A bar of the board `name` takes the place of `text` until the cell has ended.
     """
     said = f"<p>As of {when}: {escape(text)}</p>"
     drawn = trusted_html(in_fold(picture, opens, _SUMMARY))
-    return f'<div class="{escape(name)}-hang"><div>{said}{drawn}</div></div>'
+    # Of the attributes of an output that is not trusted, pages keep this one.
+    classes = f"{escape(name)}-hang rankscope-cell-{cell}"
+    return f'<div class="{classes}"><div>{said}{drawn}</div></div>'
 
 
 def _about_picture(mood: str) -> str:

@@ -251,9 +251,10 @@ def _missing(
     do, ``why`` is the op in which, and the collective is among the last.
     """
     latest: dict[_Group, int] = {}
-    for group, members, generation, _ in _collectives(lanes):
-        key = (group, members)
-        latest[key] = max(latest.get(key, 0), generation)
+    for lane in lanes:
+        key = (lane.group, lane.members)
+        used = (work.record["generation"] for work in lane.works)
+        latest[key] = max(latest.get(key, 0), *used, 0)
     found = []
     for (group, members, generation, seq), works in _collectives(lanes).items():
         waiting = [work for work in works.values() if work.record["state"] in _WAITS]

@@ -245,6 +245,7 @@ class Board(anywidget.AnyWidget):
                 text,
                 self.name,
                 when,
+                self._shell.execution_count,
                 picture_of(verdict),
                 bool(verdict.cycle),
             ),

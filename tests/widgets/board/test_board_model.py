@@ -1011,7 +1011,7 @@ class TestPicture:
         banner = found.full()["banner"]
         assert "rank 0 waits for rank 1 in recv #1 of group pp" in banner["picture"]
         assert banner["picture"] in board_html(found, "14:03:12", "name")
-        bar = hang_html("Deadlock", "name", "14:03:12", banner["picture"])
+        bar = hang_html("Deadlock", "name", "14:03:12", 7, banner["picture"])
         assert banner["picture"] in bar
         # Its words alone say nothing.
         assert "waits for whom" not in words(board_html(found, "14:03:12", "name"))

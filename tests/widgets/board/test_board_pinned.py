@@ -11,9 +11,9 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.verdicts import WaitFor
 from rankscope.widgets.board.html import hang_html
-from tests.widgets import simulated
+from tests.widgets import simulated, statuses
 from tests.widgets.clicks import click_yes
-from tests.widgets.scene import Scene
+from tests.widgets.scene import Scene, idle
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
@@ -79,7 +79,7 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     status, (verdict,) = simulated.hang(4, 2)
     cycle = (WaitFor(0, 1, "recv #1", "pp"), WaitFor(1, 0, "recv #1", "pp"))
     scene.take(status, [replace(verdict, cycle=cycle)])
-    saved = hang_html("Missing ranks: why", "the-board", "14:03:12", "<svg></svg>")
+    saved = hang_html("Missing ranks: why", "the-board", "14:03:12", 7, "<svg></svg>")
     page.evaluate(
         "html => document.body.insertAdjacentHTML("
         "'afterbegin', `<div id=\"out\">${html}</div>`)",
@@ -98,7 +98,7 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     # The question stays, with the focus, where why it hangs has changed.
     page.evaluate(
         "html => document.getElementById('out').innerHTML = html",
-        hang_html("Missing ranks: others", "the-board", "14:03:13"),
+        hang_html("Missing ranks: others", "the-board", "14:03:13", 7),
     )
     yes = "document.querySelector('.rankscope-hang').shadowRoot.activeElement"
     until(lambda: page.evaluate(f"() => {yes}?.textContent") == "yes")
@@ -110,6 +110,29 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     # The focus was on a button of the bar, and goes to what comes next.
     live = "document.querySelector('.rankscope-live').shadowRoot"
     assert page.evaluate(f"() => {live}.activeElement?.textContent") == "Rebuild"
+
+
+@pytest.mark.parametrize(("cell", "there"), [(6, False), (7, True), (8, True)])
+def test_that_of_a_cell_goes_once_the_cell_has_ended(
+    scene: Scene, cell: int, there: bool
+) -> None:
+    """Cell 7 hangs. A page that was loaded again has the output of an earlier one."""
+    page = scene.page.page
+    scene.take(*simulated.hang(4, 2))
+    page.evaluate(
+        "html => document.body.insertAdjacentHTML('afterbegin', html)",
+        hang_html("why", "the-board", "14:03:12", cell),
+    )
+    bar = page.locator(".rankscope-hang")
+    text = page.get_by_text("As of 14:03:12: why")
+    until(lambda: bar.count() == 1, 30)
+    assert (bar.is_visible(), text.is_visible()) == (there, not there)
+    scene.take(statuses.cluster(*idle(4)))
+    until(text.is_visible, 30)
+    assert not bar.is_visible()
+    # The next hang is of another cell.
+    scene.take(*simulated.hang(4, 2))
+    assert not bar.is_visible()
 
 
 def test_it_opens_the_board_of_the_same_model(scene: Scene) -> None:

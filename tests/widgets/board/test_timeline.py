@@ -23,6 +23,11 @@ def test_who_has_not_entered_is_shown_after_an_abort_until_it_ended() -> None:
     (missing,) = found["missing"]
     assert (missing["ranks"], missing["seq"]) == ([1], 3)
     assert found["origin_ns"] + missing["until"] == 3_000_000_002
+    # Of the rebuilt group there is another op: of messages, too.
+    sent = {"op": "send", "is_p2p": True, "p2p_seq_id": 1, "peer": 1, "tag": 0}
+    again = simulated.record(9, 4_000_000_000, 4_000_000_000, 0, state="started")
+    dumps[0]["records"].append({**again, **sent, "generation": 1})
+    assert timeline(dumps, {}, 9_000_000_000)["missing"] == []
 
 
 def test_a_rank_that_nothing_holds_up_comes_first_of_those_that_are_missing() -> None:

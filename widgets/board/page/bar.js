@@ -66,8 +66,25 @@ export class Bar {
   /** Stand in an element of the output of a cell; keep the focus. */
   moveTo(home) {
     const { target } = this.focus;
+    this.cell = Number(/rankscope-cell-(\d+)/.exec(home.className)?.[1]);
+    this.element.hidden = false;
     home.append(this.element);
+    this.leave();
     target?.focus({ preventScroll: true });
+  }
+
+  /**
+   * Give way to the text of the output once the cell has ended. The kernel removes the
+   * output then, but not of a page that was loaded meanwhile.
+   */
+  leave() {
+    if (!this.element.parentElement || this.element.hidden) return;
+    const rows = [...this.store.rows.values()].flatMap((ranks) => [...ranks.values()]);
+    const cells = new Set(rows.filter(({ cell }) => cell).map(({ cell }) => Number(cell)));
+    const hangs = this.store.headline.mood === "error" && this.store.live;
+    const over = cells.size ? Math.min(...cells) > this.cell : !hangs;
+    for (const child of this.element.parentElement.children) child.hidden = !over;
+    this.element.hidden = over;
   }
 
   /** The group that stands first: that of the verdict. */
@@ -94,6 +111,7 @@ export class Bar {
     }
     setAttribute(this.text, "title", said);
     this.graph?.show(picture, opens);
+    if (!this.unpin) this.leave();
     // A question is about the group that it names.
     if (!this.buttons.asking()) this.buttons.update();
   }

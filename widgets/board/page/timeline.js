@@ -20,6 +20,7 @@ import {
 } from "./works.js";
 
 const TALLEST = 360; // px of lanes before they scroll
+const NOTABLE = 5e8; // ns from which on a rank is told to be missing: others come later each time
 
 export class Timeline {
   constructor(store, goTo) {
@@ -168,9 +169,11 @@ export class Timeline {
     const { missing, late } = this.store.timeline;
     const [from, to] = this.sight.shown;
     const groups = new Set(this.all.map(({ group }) => group));
-    const absent = missing.find(
-      ({ group, since, until }) => groups.has(group) && since <= to && (until < 0 || until >= from),
-    );
+    const now = this.clock();
+    const absent = missing.find(({ group, since, until }) => {
+      const end = until < 0 ? now : until;
+      return groups.has(group) && since <= to && end >= from && end - since >= NOTABLE;
+    });
     const behind = late.find(
       ({ group, span: [begun, ended] }) => groups.has(group) && begun <= to && ended >= from,
     );
