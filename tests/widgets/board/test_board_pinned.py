@@ -141,6 +141,8 @@ def test_it_opens_the_board_of_the_same_model(scene: Scene) -> None:
     drawer = _bar(scene).locator(".rankscope-live")
     scene.take(*simulated.hang(4, 2))
     until(lambda: "in flight" in drawer.locator(".row .c-state").all_inner_texts())
+    # There is one group: a list of them would be empty.
+    assert not drawer.locator(".group-list").is_visible()
     scene.page.shot("board-pinned-open")
     opener.click()
     assert drawer.count() == 0

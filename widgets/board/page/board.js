@@ -130,7 +130,10 @@ export class Board {
       this.tabs.update(this.store.tabs);
       this.choose();
     }
-    if (all) this.table.show(this.group);
+    if (all) {
+      this.groups.element.hidden = this.group !== ALL;
+      this.table.show(this.group);
+    }
     if (all || head) this.drawHead();
     if (all || banner) this.drawBanner();
     const marked = all || this.table.dirty.size > 0;

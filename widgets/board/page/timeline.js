@@ -143,8 +143,8 @@ export class Timeline {
     // The same work in the new data, if it is still there.
     this.chosen = chosen && twinOf(this.lanes, chosen.lane, chosen.work);
     this.legend.message.hidden = this.messages.length === 0;
-    this.legend.held.hidden = !(data?.missing ?? []).some(
-      ({ group, held }) => held.length > 0 && this.lanes.some((lane) => lane.group === group),
+    this.legend.held.hidden = !this.lanes.some(
+      (lane) => isMissing(data.missing, lane) && !isCulprit(data.missing, lane),
     );
     const folded = this.lanes.filter(({ part }) => part);
     this.buttons.ranks.hidden = folded.length === 0;

@@ -14,6 +14,7 @@ const EDGE = 6; // px between the red edge of a row and its ranks
 export const BAR = 44; // px of the bar beside the elapsed time
 const STAY = / for [\d.]+ \w+$/; // what stayText adds to a line
 const LEVELS = [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go first
+const SHAPES = 0; // the level at which of states the shapes alone are shown
 const BARE = 4; // the level from which on elapsed times and lines are shown without more
 const FIT = 1; // px for rounding
 const OP = 100; // px of an op at least, where its end is cut off
@@ -29,6 +30,7 @@ const OP = 100; // px of an op at least, where its end is cut off
 export function placeColumns(columns, longest, filled, { room, single, measure }) {
   const widthOf = ({ key, title }, text, level) => {
     const padding = level <= BARE ? CLOSE : PADDING;
+    if (key === "state" && level === SHAPES) return SHAPE + EDGE;
     if (key === "elapsed" && level <= BARE) return Math.ceil(measure(title) + padding);
     const shown = key === "line" && level <= BARE ? text.replace(STAY, "") : text;
     // The bar is for what ops usually take, which stands behind the elapsed time.
@@ -50,7 +52,10 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
     const found = at(level);
     if (found.width <= room + FIT) return found;
   }
-  return cutOp(at(LEVELS.at(-2)), columns, room) ?? at(LEVELS.at(-1));
+  const last = cutOp(at(LEVELS.at(-2)), columns, room) ?? at(LEVELS.at(-1));
+  // A verdict says more than the state of its rank.
+  const judged = filled[columns.findIndex(({ key }) => key === "verdict")];
+  return judged && last.width > room + FIT ? at(SHAPES) : last;
 }
 
 /** Take what is over from the op, whose longest text may be one of long ago, or null. */

@@ -40,6 +40,15 @@ test("the least important columns go first", () => {
   equal(place(0).shown, ["rank", "state", "verdict"]);
 });
 
+test("of states the shapes alone are shown where a verdict has no room else", () => {
+  const tight = { longest: LONGEST.with(6, "waits for rank 2") };
+  const whole = place(0, tight);
+  equal([whole.level, whole.shown], [0, ["rank", "state", "verdict"]]);
+  equal(place(whole.width, tight).places[6].width, "waits for rank 2".length * 10 + 12);
+  equal(place(whole.width + 100, tight).level, 1);
+  equal(place(0, { empty: ["verdict"] }).level, 1);
+});
+
 test("a bar takes room where there is one", () => {
   const elapsed = (text) => {
     const longest = LONGEST.with(4, text);
