@@ -220,6 +220,8 @@ class Lateness:
                 if len(key.ranks) > 1:
                     self._groups.setdefault(group_id, _Group(key))
             latest: dict[str, tuple[int, int, int]] = {}
+            if not self._ended:
+                self._forget_rebuilt(dump["records"])
             for one in followed(dump["records"]):
                 record, number = one.record, number_of(one.record)
                 group_id = record["group_id"]
@@ -237,6 +239,17 @@ class Lateness:
                     self._add(group, number, ranks)
         while len(self._groups) > GROUPS:
             del self._groups[next(iter(self._groups))]
+
+    def _forget_rebuilt(self, records: Iterable[Record]) -> None:
+        """Forget what is known of groups that have been used since their rebuild.
+
+        The first op of a generation tells nothing, but what was before is over.
+        """
+        for record in records:
+            group = self._groups.get(record["group_id"])
+            if group and group.lines and record["generation"] > group.taken[0]:
+                group.lines.clear()
+                group.speeds = Speeds()
 
     @staticmethod
     def _add(

@@ -445,6 +445,18 @@ class TestUnknown:
         once.take(run.dumps())
         assert [one.ranks for one in once.findings()] == [(2,)]
 
+    def test_a_rebuilt_group_begins_anew_with_its_first_op(self) -> None:
+        """Which tells nothing yet; who was late before the rebuild is of the past."""
+        run, lateness = Run(4), Lateness()
+        run.steps(TWENTY, lambda n, rank: 30.0 if rank == 2 else 1.0)
+        lateness.take(run.dumps())
+        assert [one.ranks for one in lateness.findings()] == [(2,)]
+        for rank, now in run.now.items():
+            again = {"generation": 1, "collective_seq_id": 1}
+            run.add(rank, "all_reduce", now + 1, now + 2, **again)
+        lateness.take(run.dumps())
+        assert lateness.groups() == []
+
     def test_what_is_kept_is_bounded(self) -> None:
         run, lateness = Run(2), Lateness()
         for number in range(50):
