@@ -246,9 +246,9 @@ def _missing(
 ) -> list[dict[str, Any]]:
     """Return the collectives that some ranks wait in and others have not entered.
 
-    Also those that were aborted, until the group is rebuilt and has another op.
-    ``held`` are the missing ranks that wait themselves, elsewhere. Where all of them
-    do, ``why`` is the op in which, and the collective is among the last.
+    Also those that were aborted, until the rebuilt group has another op. ``held`` are
+    the missing ranks that wait elsewhere themselves; where all do, ``why`` is the op in
+    which, and the collective is among the last.
     """
     latest: dict[_Group, int] = {}
     for lane in lanes:
@@ -260,8 +260,11 @@ def _missing(
         waiting = [work for work in works.values() if work.record["state"] in _WAITS]
         absent = sorted(set(members) - works.keys())
         if waiting and absent and generation == latest[group, members]:
-            since, until = min(work.created for work in waiting), _end(waiting)
+            since = min(work.created for work in waiting)
+            ends = {work.ended for work in waiting}
+            until = -1 if -1 in ends else max(ends)
             held = _held(lanes, absent, since, until)
+            ops = {*held.values()} if len(held) == len(absent) else {""}
             found.append(
                 {
                     "group": groups[group, members],
@@ -271,7 +274,7 @@ def _missing(
                     "since": since - origin,
                     "until": -1 if until == -1 else until - origin,
                     "held": sorted(held),
-                    "why": _why(held) if len(held) == len(absent) else "",
+                    "why": ops.pop() if len(ops) == 1 else "other ops",
                 }
             )
     return sorted(found, key=lambda one: bool(one["why"]))
@@ -290,18 +293,6 @@ def _held(
                 number = sequence_number(record)
                 ops[lane.rank] = f"{record['op']} #{number} of group '{lane.group}'"
     return ops
-
-
-def _why(held: Mapping[int, str]) -> str:
-    """Return the op in which ranks wait."""
-    ops = set(held.values())
-    return ops.pop() if len(ops) == 1 else "other ops"
-
-
-def _end(works: Sequence[_Work]) -> int:
-    """Return when the last of `works` ended; -1 while one is in flight."""
-    ends = [work.ended for work in works]
-    return -1 if -1 in ends else max(ends)
 
 
 # -- sends and receives ------------------------------------------------------------
