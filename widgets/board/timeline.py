@@ -247,8 +247,7 @@ def _missing(
     """Return the collectives that some ranks wait in and others have not entered.
 
     Also those that were aborted, until the rebuilt group has another op. ``held`` are
-    the missing ranks that wait elsewhere themselves; where all do, ``why`` is the op in
-    which, and the collective is among the last.
+    the missing ranks that wait elsewhere; last come those where all do, in ``why``.
     """
     latest: dict[_Group, int] = {}
     for lane in lanes:
