@@ -452,8 +452,8 @@ class TestUnknown:
         lateness.take(run.dumps())
         assert [one.ranks for one in lateness.findings()] == [(2,)]
         for rank, now in run.now.items():
-            again = {"generation": 1, "collective_seq_id": 1}
-            run.add(rank, "all_reduce", now + 1, now + 2, **again)
+            at = now + 1, now + 2
+            run.add(rank, "all_reduce", *at, generation=1, collective_seq_id=1)
         lateness.take(run.dumps())
         assert lateness.groups() == []
 
