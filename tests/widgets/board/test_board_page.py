@@ -819,8 +819,12 @@ class TestTimeline:
         self.open(scene, {"type": "timeline", "now": 100.0, **found})
         scene.button("All groups").click()
         held = "not entered: waits in another op"
-        colours = "() => window.colours['not in all_reduce #1']?.size"
-        until(lambda: scene.page.page.evaluate(colours) == 2, 30)
+        scene.page.play()
+        scene.page.page.evaluate("() => { window.colours = {}; }")
+        scene.page.board().locator("canvas.lanes").press("a")
+        scene.page.play()
+        colours = "() => window.colours['not in all_reduce #1'].size"
+        assert scene.page.page.evaluate(colours) == 2
         assert held in scene.texts("legend")[0]
         rings[1]["records"].clear()
         found = timeline(rings, {}, 10**9)
