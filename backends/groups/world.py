@@ -30,6 +30,7 @@ from .config import BackendConfig
 from .key import GroupKey
 from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
+from .script_end import line_that_ended, script_frame
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupSource, GroupStatus, WatchedGroup
 from .unattended import before_leave
@@ -83,8 +84,9 @@ class World:
         # The ranks that were dead when the running cell was sent, and since when this
         # one knows it (``time.monotonic()``).
         self._dead: dict[int, float] = {}
-        #: The line whose `sys.exit` ends the process, where it is known.
+        #: The line whose `sys.exit` ends the process, where a launcher of ours saw it.
         self.exit_line = ""
+        self._script = script_frame()
         #: Why there are no groups, if it is known: in a forked child, in a rank that is
         #: being made ready.
         self.no_groups: str | None = None
@@ -540,10 +542,15 @@ class World:
             except DistError as failed:
                 _log.debug("%s: %s", group, failed)
 
+    def line_at_end(self) -> str:
+        """Return the line that ended the script; empty: its last one, or unknown."""
+        return self.exit_line or line_that_ended(self._script)
+
     def _leave_at_end(self, store: Store) -> None:
         """Leave the groups because the process ends: its last will says how it did."""
         self._before_leave()
-        at = f" at {self.exit_line}" if self.exit_line else ""
+        line = self.line_at_end()
+        at = f" at {line}" if line else ""
         how = f": its process ended{at} ({UNKNOWN_END})"
         serves = self.rank == 0 and store.server == RANK_0
         try:

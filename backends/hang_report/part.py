@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..groups.inquiry import current_exception, message_of
+from ..groups.world import world
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
 from ..work.flight_recorder import recorder
@@ -109,6 +110,7 @@ def write_part(
         "final": final,
         "has_ended": ended,
         "has_left": ended and error is None,
+        "left_at": world.line_at_end() or None if ended and error is None else None,
         "death": death or None,
         "last_cell_exit": place.exit_while_idle() or None,
         "recorded": recorded,

@@ -162,6 +162,11 @@ class IssuedOp:
         return f"{self.op} #{self.number}" if self.counted else self.op
 
     @property
+    def lacks_peer(self) -> bool:
+        """Whether a log has it as a send or receive, and does not name its peer."""
+        return self.is_p2p and self.peer is None and self.state == "unknown"
+
+    @property
     def in_flight(self) -> bool:
         """Whether the rank has issued it, and it is not over as far as is known."""
         return not self.retired and self.state != "completed"
@@ -235,6 +240,8 @@ class RankEvidence:
     ended_by: tuple[int, ...] | None = None
     #: Its main thread has left the program without an error.
     has_left: bool | None = None
+    #: The line with which it has left, where it is known: ``train.py:88``.
+    left_at: str | None = None
     #: Its process, e.g. ``pid 4711 on node1``.
     process: str | None = None
     #: When its records were read, on its own clock.
@@ -255,8 +262,13 @@ class RankEvidence:
     @property
     def fate(self) -> str | None:
         """What has become of it where it does not run its program any more."""
-        left = "has left the program" if self.has_left else None
-        return self.death or self.silence or self.exception or left
+        return self.death or self.silence or self.exception or self.departure
+
+    @property
+    def departure(self) -> str | None:
+        """How it has left the program: a clause without the rank; None: it has not."""
+        at = f" at {self.left_at}" if self.left_at else ""
+        return f"has left the program{at}" if self.has_left else None
 
 
 @dataclass(frozen=True, slots=True)

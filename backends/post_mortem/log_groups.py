@@ -24,6 +24,18 @@ _P2P = ("send", "recv", "coalesced")
 
 
 @dataclass
+class _TimedOut:
+    """An op that timed out on a rank, and its line's place in the log."""
+
+    order: int
+    work: WorkLine
+    #: How often a line has told it: the error that ends the process repeats it.
+    seen: int = 1
+    #: Whether a group is known to have it.
+    is_placed: bool = False
+
+
+@dataclass
 class _Member:
     """One rank in one group; numbers that its lines do not have are None."""
 
@@ -36,6 +48,12 @@ class _Member:
     line: SourceLine | None = None
     #: The log that has its lines.
     source: str = ""
+
+    @property
+    def counts_p2p(self) -> bool:
+        """Whether its numbers are of sends and receives, too, as far as they show."""
+        mixed = (self.completed or 0) > (self.enqueued or 0)
+        return mixed or (self.work is not None and self.work.op in _P2P)
 
     def add(self, line: GroupLine) -> None:
         # After an op has failed, the watchdog counts it as completed.
@@ -57,11 +75,19 @@ class _Group:
     members: dict[int, _Member] = field(default_factory=dict)
     #: What a desync report tells, by the rank in the group.
     reported: dict[int, LastOp] = field(default_factory=dict)
+    #: Several groups of one split have this name: whose peer a rank is, is not known.
+    is_shared: bool = False
+
+    def place(self, place: int, rank: int) -> None:
+        """Take the global rank that has a place in the group."""
+        self.is_shared |= self.places.setdefault(place, rank) != rank
 
     def join(self, other: _Group) -> None:
         """Take what another log tells of the same group."""
         self.size = self.size or other.size
-        self.places.update(other.places)
+        self.is_shared |= other.is_shared
+        for place, rank in other.places.items():
+            self.place(place, rank)
         self.members.update(other.members)
         self.take(other.reported)
 
@@ -120,8 +146,8 @@ class LogGroups:
         self._groups: dict[tuple[str, str], _Group] = {}
         #: Ranks whose op timed out.
         self.timed_out: set[int] = set()
-        #: Ops that timed out, whose group has not been named yet, by rank.
-        self._pending: dict[int, list[tuple[int, WorkLine]]] = {}
+        #: Ops that timed out, by rank: their group is that of a later line.
+        self._pending: dict[int, list[_TimedOut]] = {}
         #: The user's line that issued an op, by its rank and number in the log.
         self._user_lines: dict[tuple[int, int], SourceLine] = {}
         self._lines = 0
@@ -139,14 +165,17 @@ class LogGroups:
         self._lines += 1
         self.timed_out.add(rank)
         pending = self._pending.setdefault(rank, [])
-        if all(one != work for _, one in pending):
-            pending.append((self._lines, work))
+        for one in pending:
+            if one.work == work:
+                one.seen += 1
+                return
+        pending.append(_TimedOut(self._lines, work))
 
     def add_line(self, rank: int, line: SourceLine | None) -> None:
         """Take the line that issued the op of `rank` which timed out last."""
         pending = self._pending.get(rank)
         if pending and line is not None:
-            self._user_lines[rank, pending[-1][0]] = line
+            self._user_lines[rank, pending[-1].order] = line
 
     def add(self, rank: int, line: GroupLine) -> None:
         """Take what a line says of a rank in a group."""
@@ -154,15 +183,32 @@ class LogGroups:
         group = self._groups.setdefault(key, _Group(line.id, line.name))
         group.is_default = group.is_default or line.is_default
         group.size = line.size or group.size
-        group.places[line.place] = rank
+        group.place(line.place, rank)
         self._latest[rank] = key
         if line.enqueued is None:
             return
         member = group.members.setdefault(rank, _Member())
         member.add(line)
-        for order, work in self._pending.get(rank, ()):
-            if work.place == line.place and work.seq == line.failed:
-                member.work, member.order = member.work or work, order
+        found = self._failed(rank, line) if member.work is None else None
+        if found is not None:
+            member.work, member.order = found.work, found.order
+            found.is_placed = True
+
+    def _failed(self, rank: int, line: GroupLine) -> _TimedOut | None:
+        """Return the op that a line means; None: it may be one of several.
+
+        The lines of the watchdogs of a rank's groups mix, and their ops may have one
+        number.
+        """
+        found = [
+            one
+            for one in self._pending.get(rank, ())
+            if (one.work.place, one.work.seq) == (line.place, line.failed)
+        ]
+        free = [one for one in found if not one.is_placed]
+        # Two groups may have ops that are alike.
+        chosen = free or [one for one in found if one.seen > 1]
+        return chosen[0] if len(chosen) == 1 else None
 
     def add_report(self, rank: int, report: DesyncReport) -> None:
         """Take the desync report of `rank`; the group is that of its last line."""
@@ -188,11 +234,11 @@ class LogGroups:
         if group is None:
             group = self._groups["0", "default_pg"] = _Group("0", "default_pg", True)
         for rank, pending in self._pending.items():
-            for order, work in pending:
+            for one in pending:
                 member = group.members.setdefault(rank, _Member())
-                if work.place == rank and member.work is None and group.is_default:
-                    member.work, member.order = work, order
-                    group.places[rank] = rank
+                if one.work.place == rank and member.work is None and group.is_default:
+                    member.work, member.order = one.work, one.order
+                    group.place(rank, rank)
 
     def join(self, other: LogGroups, path: str) -> None:
         """Take what another log tells, which has the path `path`."""
@@ -219,10 +265,13 @@ class LogGroups:
         for group in self._groups.values():
             if not (group.members or group.reported):
                 continue
+            if group.is_shared:
+                for rank, member in group.members.items():
+                    alone = Group(group.name or group.id, (rank,), group.id, False)
+                    by_rank.setdefault(rank, {})[alone] = _group_evidence(member, True)
+                continue
             key = _known(group, groups) or group.group(present, world)
-            p2p = any(
-                one.work and one.work.op in _P2P for one in group.members.values()
-            )
+            p2p = any(one.counts_p2p for one in group.members.values())
             for rank, member in group.members.items():
                 by_rank.setdefault(rank, {})[key] = _group_evidence(member, p2p)
                 sources[rank] = member.source
@@ -278,7 +327,7 @@ def _op(work: WorkLine, member: _Member) -> IssuedOp:
         member.order,
         "unknown",
         retired=False,
-        is_p2p=work.op in ("send", "recv"),
+        is_p2p=work.op in _P2P,
         arrays=arrays,
         line=member.line,
         timeout=work.timeout,

@@ -127,12 +127,14 @@ class FactsReader:
             death = f"rank {rank} ended with {found.exception}{at}"
         pid, host = facts.get("pid"), facts.get("host")
         idle, silence = facts.get("last_cell_exit"), facts.get("silence")
+        left_at = facts.get("left_at")
         return [
             replace(
                 found,
                 death=death[:300] if isinstance(death, str) else None,
                 silence=silence[:300] if isinstance(silence, str) else None,
                 has_left=True if facts.get("has_left") is True else None,
+                left_at=left_at[:300] if isinstance(left_at, str) else None,
                 last_cell_exit=idle[:300] if isinstance(idle, str) else None,
                 ended_by=ended_by if facts.get("has_ended") is True else None,
                 process=f"pid {pid} on {host}" if type(pid) is int else None,
@@ -255,8 +257,8 @@ def _place(one: RankEvidence) -> str:
     if one.exception is not None:
         at = f" at {one.exception_line}" if one.exception_line else ""
         return f"ended with {one.exception}{at}"
-    if one.has_left:
-        return "has left the program"
+    if one.departure is not None:
+        return one.departure
     if one.location is not None:
         called = f" in {one.called}" if one.called else ""
         return f"has not come to it: it is at {one.location}{called}"

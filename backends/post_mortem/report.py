@@ -17,7 +17,7 @@ from ..observe.root_cause import find_root_causes
 from ..observe.root_cause.facts import exceptions
 from ..observe.verdicts import Verdict
 from ..printable import printable
-from ..rank_sets import name_ranks, tell_ranks
+from ..rank_sets import group_by, name_ranks, tell_ranks
 from .attempts import assign_ranks, newest_attempt
 from .evidence_file import EvidenceFile, UnreadableError
 from .files import find_files
@@ -218,9 +218,9 @@ def _with_ends(verdicts: Sequence[Verdict], evidence: Evidence) -> list[Verdict]
     for rank, one in evidence.ranks.items():
         if one.death and rank not in culprits and one.death not in told:
             found.append(one.death)
-    gone = [rank for rank, one in evidence.ranks.items() if one.has_left]
-    if gone and "left the program" not in told:
-        found.append(tell_ranks(gone, "has left the program"))
+    gone = group_by(evidence.ranks, lambda rank: evidence.ranks[rank].departure or "")
+    if "left the program" not in told:
+        found += [tell_ranks(ranks, how) for how, ranks in gone.items() if how]
     first, *others = verdicts
     more = (*first.consequences, *found[:_MOST_ENDS])
     return [replace(first, consequences=more), *others]

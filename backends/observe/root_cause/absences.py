@@ -40,6 +40,8 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
     for wait in picture.waits:
         # One of several is enough: who it is is known where there is one alone, and
         # it does not matter where none of them can.
+        if wait.lacks_peer and not (wait.group.complete and len(wait.any_of) == 1):
+            continue
         able = [one for one in wait.any_of if one not in waiting]
         if wait.any_of and (len(wait.any_of) == 1 or not able):
             for rank in wait.any_of:
@@ -57,6 +59,9 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
         if not blamed.isdisjoint(members):
             continue
         if len(members) > 1:
+            if any(one.lacks_peer and one.rank in members for one in picture.waits):
+                # The rank for which it waits there may be why all of them do.
+                continue
             inside = [
                 wait
                 for wait in picture.waits

@@ -92,8 +92,8 @@ def _fact(one: RankEvidence, names: Names) -> str:
     """Return what a rank does, without its name: ``is at data.py:77``."""
     if one.exception is not None:
         return _handles(one)
-    if one.has_left:
-        return "has left the program"
+    if one.departure is not None:
+        return one.departure
     if one.location is not None:
         called = f" in {one.called}" if one.called else ""
         return f"is at {names.place(one.location)}{_in_flight(one, names) or called}"

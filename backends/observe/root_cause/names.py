@@ -90,7 +90,7 @@ def direction(op: IssuedOp | None) -> str:
         return ""
     if op.peer is not None:
         return f" {'to' if op.op == 'send' else 'from'} rank {op.peer}"
-    return " from any rank" if op.op == "recv" else ""
+    return " from any rank" if op.op == "recv" and not op.lacks_peer else ""
 
 
 def have(ranks: Collection[int]) -> str:

@@ -39,13 +39,15 @@ class Pairs:
         self._pending: dict[tuple[int, int], list[IssuedOp]] = {}
         #: The last op of each rank, peer and direction, if it has failed.
         self._failed: dict[tuple[int, int, bool], IssuedOp] = {}
-        #: Receives in flight that take a message of any rank.
+        #: Receives in flight that take a message of any rank, and what is in flight to
+        #: or from a rank that its source, a log, does not name.
         self._from_any: list[tuple[int, IssuedOp]] = []
         for rank, evidence in scene.known.items():
             for op in evidence.ops:
                 if not op.is_p2p:
                     continue
-                if op.peer is None and op.op == "recv" and op.in_flight:
+                from_any = op.peer is None and op.op == "recv"
+                if op.in_flight and (from_any or op.lacks_peer):
                     self._from_any.append((rank, op))
                 elif op.peer is not None:
                     key = (rank, op.peer, op.op == "send")

@@ -61,9 +61,15 @@ class Wait:
         return self.op is not None and self.op.is_p2p
 
     @property
+    def lacks_peer(self) -> bool:
+        """Whether it waits for one rank, and nothing tells which one."""
+        return self.op is not None and self.op.lacks_peer
+
+    @property
     def is_full(self) -> bool:
         """Whether all ranks are in, and none has completed it."""
         known = self.is_p2p or self.group.complete
+        known = known and not self.lacks_peer
         return known and not (self.absent or self.unknown or self.ahead or self.any_of)
 
     @property

@@ -80,6 +80,8 @@ def undecided(picture: Picture) -> Verdict:
     why = "what is known does not tell for whom"
     if unrecorded:
         why = f"nothing is known of {name_ranks(unrecorded)}"
+    elif wait.lacks_peer:
+        why = "a log does not say which rank is on the other side"
     elif wait.any_of:
         why = "each other rank of the group may be the one that should send"
     op = names.example(wait)

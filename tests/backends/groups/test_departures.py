@@ -334,8 +334,8 @@ def leaves(me: Rank, leaver: int, how: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("leaver", "how", "status", "told"),
     [
-        (2, "sys.exit(0)", 0, r"its process ended \(exit code 0\)"),
-        (1, "sys.exit(3)", 3, r"its process ended \(exit code 3\)"),
+        (2, "sys.exit(0)", 0, r"its process ended at <string>:10 \(exit code 0\)"),
+        (1, "sys.exit(3)", 3, r"its process ended at <string>:10 \(exit code 3\)"),
         (2, "pass", 0, r"its process ended \(exit code 0\)"),
         # As `python -m rankscope.torch` notes it.
         (

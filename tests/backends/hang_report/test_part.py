@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.groups.world import world
 from rankscope.backends.hang_report import part
 from rankscope.backends.hang_report.part import _name_of, as_it_waited, write_part
 from rankscope.backends.hang_report.place import Place
@@ -83,9 +84,13 @@ def test_of_an_error_of_a_data_loader_that_of_its_worker_is_told(
     )
 
 
-def test_a_rank_that_has_left(tmp_path: Path) -> None:
+def test_a_rank_that_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "exit_line", "train.py:7")
     write_part(tmp_path, 0, Place(), ended=True, dump=no_group)
-    assert examine([tmp_path]).evidence.ranks[0].has_left
+    write_part(tmp_path, 1, Place(), dump=no_group)
+    ranks = examine([tmp_path]).evidence.ranks
+    assert ranks[0].departure == "has left the program at train.py:7"
+    assert ranks[1].departure is ranks[1].left_at is None
 
 
 def test_a_rank_that_runs_no_cell_is_at_no_line(tmp_path: Path) -> None:

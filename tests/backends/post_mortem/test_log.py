@@ -680,3 +680,68 @@ def test_a_local_rank_of_two_hosts_in_one_folder_is_no_rank(tmp_path: Path) -> N
     (tmp_path / "attempt_0" / "1" / "stderr.log").write_text(SEGFAULT)
     (verdict,) = examine([tmp_path]).verdicts
     assert verdict.culprits == ()
+
+
+def timed_out(
+    rank: int, group: str, place: int, op: str, size: int, last: tuple[int, int]
+) -> list[str]:
+    """Return the two lines of the watchdog of one group, whose op #13 timed out."""
+    work = WORK.replace("4096", str(size))
+    status = STATUS["2.7"].replace("0(default_pg)", group)
+    facts = {"place": place, "op": op, "seq": 13, "done": last[1]}
+    status = status.replace("enqueued work: {seq}", f"enqueued work: {last[0]}")
+    start = PREFIXES["none"].format(rank=rank)
+    return [start + line.format(**facts) for line in (work, status)]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_ops_of_two_groups_may_have_one_number(tmp_path: Path, mixed: bool) -> None:
+    """Of lines that mix, which op is whose is not known: that none is there is."""
+    lines = []
+    for rank in (0, 1, 3):
+        one = timed_out(rank, "0(default_pg)", rank, "ALLREDUCE", 2, (13, 12))
+        other = timed_out(rank, f"{7 + rank}(tp)", rank, "BROADCAST", 8, (13, 12))
+        both = [*one, *other]
+        lines += [both[n] for n in (0, 2, 1, 3)] if mixed else both
+    late = PREFIXES["none"].format(rank=2) + DUMP.format(place=2, done=12)
+    (verdict,) = examined(tmp_path, [*lines, late]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (2,))
+    assert verdict.op == ("" if mixed else "all_reduce")
+
+
+def test_groups_of_a_split_share_a_name(tmp_path: Path) -> None:
+    """Ranks 0, 2 and ranks 1, 3: nothing tells whose peers are whose."""
+    counts = {0: (13, 12), 2: (13, 12), 1: (13, 13), 3: (13, 13)}
+    lines = [
+        line
+        for rank, last in counts.items()
+        for line in timed_out(rank, "0:split:3(half)", rank // 2, "ALLREDUCE", 8, last)
+    ]
+    assert [one.culprits for one in examined(tmp_path, lines).verdicts] == [()]
+
+
+def test_a_log_does_not_say_for_whom_a_send_waits(tmp_path: Path) -> None:
+    """Rank 0 comes not to its group's op because of another rank, maybe rank 2."""
+    lines = [
+        *timed_out(0, "5(pp)", 0, "SEND", 8, (13, 12)),
+        *timed_out(1, "6(tp)", 1, "ALLREDUCE", 8, (13, 12)),
+    ]
+    lines.append(
+        PREFIXES["none"].format(rank=0)
+        + DUMP.format(place=0, done=12).replace("0(default_pg)", "6(tp)")
+    )
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    assert "a log does not say which rank is on the other side" in verdict.text
+
+
+def test_counters_of_sends_show_no_rank_ahead(tmp_path: Path) -> None:
+    """More are over than were issued: these are the numbers of different things."""
+    lines = []
+    for rank in (2, 3):
+        lines += timed_out(rank, "0(default_pg)", rank, "ALLREDUCE", 8, (13, 19))
+    for rank in (0, 1):
+        start = PREFIXES["none"].format(rank=rank)
+        lines.append(start + DUMP.format(place=rank, done=18))
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (0, 1))
