@@ -284,6 +284,9 @@ class Evidence:
     at_one_moment: bool = False
     #: Whether ranks of which nothing is known are rather on hosts that were not read.
     may_lack_hosts: bool = False
+    #: Whether nothing but the number of collectives that each rank has issued is known:
+    #: not what it waits in, and no sends and receives.
+    is_of_counts: bool = False
     #: The ranks that have written their records, which cannot be read.
     unread: frozenset[int] = frozenset()
     #: Whether the job has come to its end: a young op hangs, too, if a rank is not in

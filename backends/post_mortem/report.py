@@ -187,6 +187,7 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     evidence = replace(
         evidence,
         may_lack_hosts=texts.has_facts,
+        is_of_counts=texts.is_of_counts and not by_rank,
         final=texts.final,
         unread=frozenset(
             next((one for one in named if one not in by_rank), -1) for named in unread

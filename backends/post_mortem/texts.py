@@ -30,7 +30,8 @@ _LOCAL = re.compile(r"(.*(?:^|/)attempt_\d+)/(\d{1,5})/[^/]*$")
 _MOST = 8
 
 _ERRORS = ErrorFileReader()
-_FIRST: tuple[Reader, ...] = (RasReader(), _ERRORS, PySpyReader())
+_RAS = RasReader()
+_FIRST: tuple[Reader, ...] = (_RAS, _ERRORS, PySpyReader())
 #: A log may have stacks in it, those of several ranks.
 _LAST: tuple[Reader, ...] = (FaulthandlerReader(),)
 #: The kinds of files, for a message that none was found.
@@ -66,6 +67,12 @@ class Texts:
     def has_facts(self) -> bool:
         """Whether all ranks of a host have told of themselves, or others of them."""
         return self._facts.found
+
+    @property
+    def is_of_counts(self) -> bool:
+        """Whether reports of RAS alone tell of ops."""
+        kinds = {one.kind for one in self._files.values()}
+        return _RAS.kind in kinds and not self._logs
 
     def add(self, file: RawFile) -> bool:
         """Read a file; return whether its kind is known."""

@@ -1,6 +1,7 @@
 """Random faults in random training jobs, with what is right to say of each.
 
     python -m tests.backends.post_mortem.generator --seeds 1000
+    python -m tests.backends.post_mortem.generator --seeds 1000 --as log
 
 A case is made from a seed: a job, a fault in it, its run until nothing moves, and
 the files that it leaves. `main` diagnoses cases and prints a table by fault.
@@ -29,13 +30,14 @@ from tests.backends.post_mortem.faults import (
     DrawAgainError,
     Drawn,
 )
+from tests.backends.post_mortem.other_evidence import ras_report, torchrun_log
 from tests.backends.post_mortem.training_job import Layout
 from tests.backends.post_mortem.truth import RESULTS, Truth, judge
 
 #: The first seed of the cases with more faults and jobs.
 MORE = 100_000
 
-__all__ = ["Case", "diagnose", "main", "make_case", "write"]
+__all__ = ["Case", "diagnose", "main", "make_case", "make_other", "write"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,32 @@ def make_case(seed: int, fault: str = "") -> Case:
     raise RuntimeError(f"seed {seed}: no {fault or 'fault'} can be seen in any draw")
 
 
+#: Faults of which a log or a report of RAS may tell something.
+_OTHERS = (
+    *("stop", "killed", "left", "two stop", "stage late", "gpu", "cycle", "skip"),
+    *("op mismatch", "size mismatch", "order in a group", "order of groups"),
+)
+
+
+def make_other(kind: str, seed: int, fault: str = "") -> Case:
+    """Return a case of which there is a log of torchrun, or a report of RAS, alone."""
+    name = fault or random.Random(f"{kind} {seed}").choice(_OTHERS)
+    for attempt in range(200):
+        try:
+            drawn = Drawn(f"{kind} {seed} {attempt}", name)
+        except DrawAgainError:
+            continue
+        if drawn.form.kind == "gloo":
+            continue
+        dead = drawn.absent - drawn.instead.keys() if name == "killed" else set()
+        data = ras_report(drawn.run, dead)
+        if kind == "log":
+            data = torchrun_log(drawn.run, seed, dead)
+        layout = drawn.job.layout
+        return Case(seed, name, drawn.form, layout, {f"job.{kind}": data}, drawn.truth)
+    raise RuntimeError(f"seed {seed}: no {name} can be seen in any draw")
+
+
 def write(case: Case, folder: Path) -> Path:
     """Write the files of a case into `folder` and return it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,13 +124,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--fault", default="", help=", ".join(FAULTS))
+    forms = ("dumps", "log", "ras")
+    parser.add_argument("--as", dest="form", choices=forms, default="dumps")
     parser.add_argument("--show", action="store_true", help="print what is not right")
     parser.add_argument("--keep", type=Path, help="write the cases into this folder")
     given = parser.parse_args()
     table: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(given.first, given.first + given.seeds):
-            case = make_case(seed, given.fault)
+            if given.form == "dumps":
+                case = make_case(seed, given.fault)
+            else:
+                case = make_other(given.form, seed, given.fault)
             folder = write(case, (given.keep or Path(scratch)) / str(seed))
             verdicts = diagnose(folder)["verdicts"]
             result = judge(case.truth, verdicts)

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.post_mortem.generator import diagnose, make_case, write
+from tests.backends.post_mortem.generator import (
+    diagnose,
+    make_case,
+    make_other,
+    write,
+)
 from tests.backends.post_mortem.other_places import in_other_places
 from tests.backends.post_mortem.truth import judge
 
@@ -57,6 +62,22 @@ def test_kinds_of_cases_that_were_told_wrong(kind: str, tmp_path: Path) -> None:
         assert judge(case.truth, verdicts) != "wrong", (seed, verdicts)
         if kind.startswith(("a cycle", "a certain")):
             assert culprits == set(*allowed), (seed, verdicts)
+
+
+@pytest.mark.parametrize("kind", ["log", "ras"])
+def test_a_log_or_a_report_of_ras_alone_names_no_innocent_rank(
+    kind: str, tmp_path: Path
+) -> None:
+    """They tell less than dumps: that nothing certain is known is no fault."""
+    named = 0
+    for seed in range(30):
+        case = make_other(kind, seed)
+        verdicts = diagnose(write(case, tmp_path / str(seed)))["verdicts"]
+        culprits = {rank for one in verdicts for rank in one["culprits"]}
+        allowed = [one.may for one in case.truth.answers]
+        assert culprits <= set().union(*allowed), (seed, case.fault, verdicts)
+        named += bool(culprits)
+    assert named >= (12 if kind == "log" else 7)
 
 
 @pytest.mark.parametrize("seed", [2, 100_003, 100_011])

@@ -92,6 +92,27 @@ def test_whose_process_a_rank_of_a_part_of_the_job_is(
     assert (verdict.group.ranks, verdict.seq) == ((2, 6), 10)
 
 
+def test_a_rank_that_may_wait_elsewhere_is_not_blamed(tmp_path: Path) -> None:
+    """Ranks 2 and 6 are behind: which one holds the other, counts do not tell."""
+    everyone = [(one, 50) for one in range(8)]
+    rows = [[(one, 10 - (one in (2, 6))) for one in range(n, n + 4)] for n in (0, 4)]
+    assert saved(tmp_path, json.dumps(job(*rows, everyone))).verdicts[0].culprits == ()
+
+
+def test_where_a_process_is_dead_who_is_behind_may_wait_for_it(tmp_path: Path) -> None:
+    found = job([(one, 50 - (one in (4, 5))) for one in range(8) if one != 6])
+    pair = job([(4, 10), (5, 10)])
+    found["communicators"] += pair["communicators"]
+    lost = {**missing(6, 102, unresponsive=True, dead=True), "host": "10.0.0.1"}
+    for one, size in zip(found["communicators"], (8, 3), strict=True):
+        place = {"rank": 2 if size == 3 else 6, "cuda_dev": 2}
+        one.update(size=size, missing_ranks=[{**lost, **place}], missing_ranks_count=1)
+    for number, about in enumerate(found["communicators"][0]["ranks"]):
+        about["rank"] = number + (number > 5)
+    (verdict,) = saved(tmp_path, json.dumps(found)).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (6,))
+
+
 def test_processes_of_one_number_on_two_hosts() -> None:
     """None of them is the communicator of all, although each has all the numbers."""
     halves = [[(one, 10) for one in range(4)], [(one, 10) for one in range(4, 8)]]
