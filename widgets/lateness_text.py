@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rankscope.backends.observe.lateness import (
-    GroupLateness,
-    LateFinding,
-    RankLateness,
-    late_lines,
-)
+from rankscope.backends.observe.late_findings import LateFinding, late_lines
+from rankscope.backends.observe.lateness import GroupLateness, RankLateness
 from rankscope.backends.observe.speeds import Speed
 from rankscope.backends.rank_sets import name_ranks
 

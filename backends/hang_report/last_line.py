@@ -13,7 +13,8 @@ from typing import Any
 from ..groups.world import world
 from ..observe.export import local_dump
 from ..observe.joint_ops import share_of, slim
-from ..observe.lateness import Lateness, late_lines
+from ..observe.late_findings import late_lines
+from ..observe.lateness import Lateness
 from .meeting import Meeting
 
 __all__ = ["last_line", "last_ops", "sentence_of", "tells"]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..work.op_type import spec_of
 from ..work.record_fields import UNSEEN
-from .records import Record, position
+from .records import Record, position, sequence_number
 
 __all__ = [
     "LATE",
@@ -89,6 +89,8 @@ class Entry(NamedTuple):
     excused: bool
     #: The user's line.
     line: str
+    #: That of the op in its group.
+    number: int
 
     @classmethod
     def of(cls, found: Followed) -> Entry:
@@ -103,6 +105,7 @@ class Entry(NamedTuple):
             left_before,
             found.excused,
             record["frame"]["source"],
+            sequence_number(record),
         )
 
 
@@ -282,6 +285,11 @@ class Moment:
     def last(self, count: int) -> frozenset[int]:
         """Return the `count` ranks that entered last."""
         return frozenset([*self.entered][-count:])
+
+    @property
+    def number(self) -> int:
+        """That of the op among those of its group."""
+        return next(iter(self.op.values())).number
 
     @property
     def longest(self) -> int:

@@ -11,7 +11,7 @@ from statistics import fmean, median, pstdev
 
 from .joint_ops import Clocks, Moment
 
-__all__ = ["NOTABLE", "Pattern", "Shape", "hosts_of", "shape_of"]
+__all__ = ["MOSTLY", "NOTABLE", "Pattern", "Shape", "hosts_of", "shape_of"]
 
 #: How likely chance may give a pattern that is named, at one look; and how much of the
 #: way from its usual part to all ops a pattern has to go: a scheduler may keep a rank

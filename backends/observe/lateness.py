@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from ..groups.key import GroupKey
-from ..rank_sets import name_ranks
 from ..work.op_type import payload
 from .joint_ops import (
-    Clocks,
     Entry,
     Followed,
     JointOp,
@@ -29,110 +26,31 @@ from .joint_ops import (
     number_of,
     why_unknown,
 )
-from .late_patterns import NOTABLE, Pattern, Shape, hosts_of, shape_of
+from .late_findings import PAUSE, LateFinding, first_finding
+from .late_patterns import Pattern
 from .records import Record
 from .speeds import Speed, Speeds
 from .torch_format import ITEMSIZES
 
 __all__ = [
     "GroupLateness",
-    "LateFinding",
     "Lateness",
     "RankLateness",
     "findings_of",
-    "late_lines",
 ]
 
-#: Ops of one line that are kept; what begins late in a long run is named soon, since
-#: the last ones are judged by themselves, too.
+#: Ops of one line that count; what begins late in a long run is named soon, since the
+#: last ones are judged by themselves, too.
 KEPT = 120
 RECENT = (20, 60, KEPT)
+#: Entries of one line that are kept, or `KEPT` ops: of a step with several ops at it,
+#: only one may count.
+ENTRIES = 1920
 #: Lines of a group, and groups, that are kept.
 LINES, GROUPS = 32, 64
-#: The part of their time that the others have to wait.
-WORTH = 0.03
-#: The patterns in which it is of interest where the late ranks are meanwhile.
-LOCATED = frozenset({Pattern.STEADY, Pattern.HOST, Pattern.TURNS})
-#: An op that takes this many times as long as most has a pause before it, as between
-#: two cells of a notebook.
-PAUSE = 10
 #: A line is left out where these many of its ops, and ns, are overdue: it runs no more.
 OVERDUE = 3
 GRACE = 1_000_000_000
-
-
-_SENTENCES = {
-    Pattern.STEADY: "{who} {are} last to enter {ops}{elsewhere}, {times} of {of} times",
-    Pattern.HOST: "{who} ({hosts}) are last to enter {ops}{elsewhere}, {times} of {of} "
-    "times",
-    Pattern.TURNS: "{who} take turns in being last to enter {ops}, {times} of {of} "
-    "times",
-    Pattern.UNEVEN: "the ranks enter {ops} one after the other, {who} last {times} of "
-    "{of} times{elsewhere}",
-    Pattern.LEAVES_LATE: "{who} {are} last to enter {ops}, {times} of {of} times, "
-    "after leaving the one before late: what comes in is slow, not the work between",
-}
-
-
-@dataclass(frozen=True)
-class LateFinding:
-    """What is certain about the ops of one line of a group; as text, a sentence."""
-
-    pattern: Pattern
-    group: GroupKey
-    #: The ranks that are late, in the order of their turns if they take turns.
-    ranks: tuple[int, ...]
-    op: str
-    #: Where the others enter, and where the late ones do: ``cell 7 line 3``.
-    line: str
-    late_line: str
-    #: In how many of how many ops.
-    times: int
-    of: int
-    #: Seconds that the others wait each time, and the part of their time that it is.
-    wait: float
-    share: float
-    #: Seconds by which the clocks of hosts may differ; 0 where the ranks share one.
-    clock_error: float = 0.0
-    #: The hosts of the late ranks, of `Pattern.HOST`.
-    hosts: tuple[str, ...] = ()
-    #: Rank → from when to when the others waited for it, in ns on its own clock.
-    windows: Mapping[int, Sequence[tuple[int, int]]] = field(
-        default_factory=dict, repr=False
-    )
-    #: From when to when these ops were, in ns on the clock of the group's first rank.
-    span: tuple[int, int] = field(default=(0, 0), repr=False)
-    #: Where the late ranks are meanwhile, if their stacks were sampled and it is known.
-    meanwhile: str = ""
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What two looks at the same thing have in common."""
-        return self.pattern, self.group, frozenset(self.ranks), self.op, self.line
-
-    def __str__(self) -> str:
-        one = len(self.ranks) == 1
-        elsewhere = ""
-        if self.late_line and self.late_line != self.line:
-            elsewhere = f", which {'it enters' if one else 'they enter'} at "
-            elsewhere += self.late_line
-        said = _SENTENCES[self.pattern].format(
-            who=name_ranks(self.ranks),
-            are="is" if one else "are",
-            hosts=", ".join(self.hosts),
-            times=self.times,
-            of=self.of,
-            ops=f"{self.op} at {self.line}" if self.line else self.op,
-            elsewhere=elsewhere,
-        )
-        said += f": the others wait {milliseconds(self.wait)} each time, "
-        said += f"{self.share:.0%} of their time"
-        if self.clock_error:
-            within = milliseconds(self.clock_error)
-            said += f" (the clocks of the hosts agree within {within})"
-        if self.meanwhile:
-            said += f"; meanwhile {self.meanwhile}"
-        return said
 
 
 @dataclass(frozen=True)
@@ -268,7 +186,9 @@ class Lateness:
         if group.unknown or len({one["op"] for one in records}) > 1:
             return
         where = records[0]["op"], _usual_line(records)
-        ops = group.lines.pop(where, None) or deque(maxlen=KEPT)
+        ops = group.lines.pop(where, None) or deque(
+            maxlen=max(KEPT, ENTRIES // len(ranks))
+        )
         entries = {rank: Entry.of(ranks[rank]) for rank in sorted(ranks)}
         ops.append(entries)
         if size := _size(records[0], len(ranks)):
@@ -317,7 +237,7 @@ class Lateness:
         found = [
             finding
             for (op, line), ops in moments.items()
-            if (finding := _first_finding(ops, counts, group.key, op, line, clocks))
+            if (finding := first_finding(ops, counts, group.key, op, line, clocks))
         ]
         if self._ended:
             # On a loaded machine the order in which ranks leave one op and enter the
@@ -338,11 +258,6 @@ def findings_of(groups: Iterable[GroupLateness]) -> list[LateFinding]:
     """Return the findings of all `groups`, the most expensive first."""
     found = [one for group in groups for one in group.findings]
     return sorted(found, key=lambda one: -one.share)
-
-
-def late_lines(findings: Iterable[LateFinding]) -> list[str]:
-    """Return a line for each finding: ``late rank: rank 2 is last to enter …``."""
-    return [f"{one.pattern.value}: {one}" for one in findings]
 
 
 def _usual_line(records: Iterable[Record]) -> str:
@@ -375,6 +290,7 @@ def _current(
 
 def _of_one_time(lines: Sequence[Sequence[Moment]]) -> list[Moment]:
     """Return the ops since all of each line are kept: of rare ones, older ones are."""
+    lines = [ops[-KEPT:] for ops in lines]
     since = max((_left(ops[0].op) for ops in lines if len(ops) == KEPT), default=0)
     return [one for ops in lines for one in ops if _left(one.op) >= since]
 
@@ -402,98 +318,3 @@ def _share(ranks: Iterable[int], ops: Sequence[Moment]) -> float:
         waited += sum(one.waits[rank] for one in ops)
         spent += sum(one.op[rank].left - one.op[rank].left_before for one in ops)
     return min(1.0, waited / spent) if spent > 0 else 0.0
-
-
-def _share_of_line(ranks: Sequence[int], ops: Sequence[Moment]) -> float:
-    """Return the part of all their time that `ranks` waited in `ops` of one line."""
-    times = [
-        [one.op[rank].left - before.op[rank].left for rank in ranks]
-        for before, one in pairwise(ops)
-    ]
-    usual = median(map(max, times))
-    waited = spent = 0
-    for one, took in zip(ops[1:], times, strict=True):
-        if max(took) <= PAUSE * usual:
-            waited += sum(one.waits[rank] for rank in ranks)
-            spent += sum(took)
-    return min(1.0, waited / spent) if spent > 0 else 0.0
-
-
-# -- what is certain --------------------------------------------------------------
-
-
-def _first_finding(
-    ops: Sequence[Moment],
-    counts: Iterable[int],
-    key: GroupKey,
-    op: str,
-    line: str,
-    clocks: Clocks,
-) -> LateFinding | None:
-    """Return what is certain about so many of the last ops of one line."""
-    for count in counts:
-        last = ops[-count:]
-        if len(last) == count or len(last) > RECENT[0]:
-            shape = shape_of(last, len(key.ranks), clocks)
-            if shape is not None:
-                return _finding(shape, last, key, op, line, clocks)
-    return None
-
-
-def _finding(
-    shape: Shape,
-    ops: Sequence[Moment],
-    key: GroupKey,
-    op: str,
-    line: str,
-    clocks: Clocks,
-) -> LateFinding | None:
-    """Return the finding, if what the others wait is worth a word."""
-    pattern, late = shape.pattern, frozenset(shape.ranks)
-    turns = pattern is Pattern.TURNS
-    others = [rank for rank in key.ranks if turns or rank not in late]
-    share = _share_of_line(others, ops)
-    if share < WORTH:
-        return None
-    waits = [
-        fmean(wait for rank, wait in one.waits.items() if rank not in those)
-        for one, those in shape.hits
-    ]
-    if median(waits) < NOTABLE:
-        # Who is late keeps nobody: a few ops have all the waiting.
-        return None
-    lines = Counter(one.op[min(those)].line for one, those in shape.hits)
-    return LateFinding(
-        pattern,
-        key,
-        shape.ranks if turns else tuple(sorted(late)),
-        op,
-        line,
-        "" if turns else lines.most_common(1)[0][0],
-        len(shape.hits),
-        len(ops),
-        median(waits) / 1e9,
-        share,
-        clocks.error / 1e9,
-        hosts_of(late, ops[-1], clocks) if pattern is Pattern.HOST else (),
-        _windows(shape) if pattern in LOCATED else {},
-        (ops[0].op[key.ranks[0]].entered, ops[-1].op[key.ranks[0]].left),
-    )
-
-
-def _windows(shape: Shape) -> dict[int, list[tuple[int, int]]]:
-    found: dict[int, list[tuple[int, int]]] = {}
-    for one, those in shape.hits:
-        by = one.by(those)
-        for rank in those:
-            entry = one.op[rank]
-            begins = max(entry.entered - by, entry.left_before)
-            found.setdefault(rank, []).append((begins, entry.entered))
-    return found
-
-
-def milliseconds(seconds: float) -> str:
-    """Return ``9.1 ms``, ``41 ms``, ``2.5 s``."""
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.{1 if seconds < 0.01 else 0}f} ms"

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..observe.callers import Callers
 from ..observe.evidence import Evidence, combine
-from ..observe.lateness import GroupLateness, findings_of, late_lines
+from ..observe.late_findings import late_lines
+from ..observe.lateness import GroupLateness, findings_of
 from ..observe.root_cause import find_root_causes
 from ..observe.root_cause.facts import exceptions
 from ..observe.verdicts import Verdict

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from rankscope.backends.observe.lateness import LateFinding, Lateness
+from rankscope.backends.observe.late_findings import LateFinding
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.rank_sets import tell_ranks
 
 from ..errors import ClusterError

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import ClassVar, TypeVar
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.lateness import Lateness, late_lines
+from rankscope.backends.observe.late_findings import late_lines
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks, tell_ranks
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope.backends.observe.lateness import GroupLateness, LateFinding, Lateness
+from rankscope.backends.observe.late_findings import LateFinding
+from rankscope.backends.observe.lateness import GroupLateness, Lateness
 from rankscope.engines import ClusterError
 from rankscope.engines.cluster.lateness import Recorded, located, take
 from rankscope.engines.cluster.profiling import Profile, Sampling

@@ -17,13 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.lateness import (
-    GroupLateness,
-    LateFinding,
-    Lateness,
-    findings_of,
-    late_lines,
-)
+from rankscope.backends.observe.late_findings import LateFinding, late_lines
+from rankscope.backends.observe.lateness import GroupLateness, Lateness, findings_of
 from rankscope.backends.observe.verdicts import Fault, Verdict, on_group
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.engines.status import advice_of

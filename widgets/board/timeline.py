@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.lateness import LateFinding, Lateness
+from rankscope.backends.observe.late_findings import LateFinding
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.records import (
     Record,
     backend_calls,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rankscope import __version__
 from rankscope.backends.observe.evidence import Evidence
-from rankscope.backends.observe.lateness import findings_of, late_lines
+from rankscope.backends.observe.late_findings import late_lines
+from rankscope.backends.observe.lateness import findings_of
 from rankscope.backends.post_mortem.evidence_file import EvidenceFile
 from rankscope.backends.post_mortem.report import Report
 from rankscope.backends.rank_sets import group_by, name_ranks

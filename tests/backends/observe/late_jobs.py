@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope.backends.observe.lateness import LateFinding, Lateness
+from rankscope.backends.observe.late_findings import LateFinding
+from rankscope.backends.observe.lateness import Lateness
 
 PROGRAM = Path(__file__).with_name("late_program.py")
 

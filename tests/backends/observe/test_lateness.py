@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.observe.late_findings import LateFinding
 from rankscope.backends.observe.late_patterns import Pattern
-from rankscope.backends.observe.lateness import GroupLateness, LateFinding, Lateness
+from rankscope.backends.observe.lateness import GroupLateness, Lateness
 from rankscope.backends.observe.speeds import CLASSES, Speeds
 from rankscope.backends.work.record_fields import UNSEEN
 from rankscope.widgets.lateness_text import lateness_text

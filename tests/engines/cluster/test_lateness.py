@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from rankscope.backends.observe.lateness import LateFinding, Lateness
+from rankscope.backends.observe.late_findings import LateFinding
+from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.engines.cluster.lateness import located
 from rankscope.engines.cluster.profiling import Profile, Sampled

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import subprocess
+import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from shutil import which
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -25,6 +31,7 @@ from rankscope.engines.status import Summary
 from tests.backends.observe.late_runs import Run
 from tests.widgets import simulated, statuses
 
+DOCS = Path(__file__).parents[3] / "docs"
 #: The name of a metric in a text.
 _NAME = re.compile(r"\brankscope_[a-z_]+")
 
@@ -247,33 +254,99 @@ def test_they_are_served_on_this_host_alone(
         MetricsServer(ranks, served.port)  # type: ignore[arg-type]
 
 
-def test_the_docs_and_the_dashboard_name_what_there_is() -> None:
-    """All of it, but for the bucket of what is left out."""
-    run = Run(heavy=0.2).steps(41, lambda n, rank: 1)
+def everything() -> Ranks:
+    """Return ranks of which each metric has a value: rank 3 is behind."""
     group = statuses.group(ranks=range(4), completed=simulated.op(1, duration=1e-3))
     group = replace(
-        group, issued=1, state="aborted", op_seconds=1.0, blocked_seconds=1.0
+        group, issued=2, state="aborted", op_seconds=1.0, blocked_seconds=1.0
     )
     group = replace(group, moved={"barrier": (1, 0)})
+    groups = [*[group] * 3, replace(group, issued=1)]
     made = [
-        statuses.rank(n, group, heartbeat_age=0.1, memory=1, cpu=1.0, gpu_memory=1)
-        for n in range(4)
+        statuses.rank(n, one, heartbeat_age=0.1, memory=1, cpu=1.0, gpu_memory=1)
+        for n, one in enumerate(groups)
     ]
-    events = Events()
+    run = Run(heavy=0.2).steps(41, lambda n, rank: 1)
+    return Ranks(statuses.cluster(*made), run)
+
+
+def queries() -> list[str]:
+    """Return what the panels of the dashboard ask Prometheus."""
+    board = json.loads((DOCS / "_static" / "grafana.json").read_text(encoding="utf-8"))
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    return [one["expr"] for panel in board["panels"] for one in panel["targets"]]
+
+
+def test_the_docs_and_the_dashboard_name_what_there_is() -> None:
+    """All of it, but for the bucket of what is left out."""
+    ranks, events = everything(), Events()
     events.note_verdicts(simulated.hang(4, 2)[1])
     for generation in (0, 1):
-        one = replace(group, generation=generation)
+        one = replace(ranks.now.ranks[0].groups[0], generation=generation)
         events.note_status(0, statuses.rank(0, one))
-    there = {name for name, _ in scrape(Ranks(statuses.cluster(*made), run), events)}
-    docs = Path(__file__).parents[3] / "docs"
-    page = set(_NAME.findall((docs / "in_a_notebook.md").read_text(encoding="utf-8")))
+    there = {name for name, _ in scrape(ranks, events)}
+    page = set(_NAME.findall((DOCS / "in_a_notebook.md").read_text(encoding="utf-8")))
     assert page == there
-    board = json.loads((docs / "_static" / "grafana.json").read_text(encoding="utf-8"))
-    shown = {
-        name
-        for panel in board["panels"]
-        for target in panel["targets"]
-        for name in _NAME.findall(target["expr"])
-    }
-    assert shown <= there
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert {name for one in queries() for name in _NAME.findall(one)} <= there
+
+
+_CONFIG = """
+global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
+scrape_configs:
+- job_name: ranks
+  static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not which("prometheus"), reason="there is no Prometheus here")
+def test_prometheus_answers_each_query_of_the_dashboard(
+    server: tuple[MetricsServer, Ranks], tmp_path: Path
+) -> None:
+    served, ranks = server
+    ranks.now, ranks.run = everything().now, everything().run
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = tmp_path / "prometheus.yml"
+    config.write_text(_CONFIG.format(port=served.port), encoding="utf-8")
+    with (tmp_path / "log").open("wb") as log:
+        address = f"127.0.0.1:{port}"
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={tmp_path / 'data'}",
+                f"--web.listen-address={address}",
+            ],
+            stderr=log,
+            stdout=log,
+        )
+    try:
+        wanted = [one.replace("$group", ".*") for one in queries()]
+
+        def unanswered() -> list[str]:
+            found = []
+            for one in wanted:
+                url = f"http://{address}/api/v1/query?query={quote(one)}"
+                try:
+                    with urllib.request.urlopen(url, timeout=30) as answer:
+                        if not json.load(answer)["data"]["result"]:
+                            found.append(one)
+                except HTTPError as error:
+                    # A query that is none; while it starts, it says 503.
+                    if error.code != 503:
+                        raise AssertionError(one, error.read()) from error
+                    return wanted
+                except URLError:
+                    return wanted
+            return found
+
+        deadline = time.monotonic() + 60
+        while left := unanswered():
+            assert time.monotonic() < deadline, left
+            assert process.poll() is None, (tmp_path / "log").read_text("utf-8")
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,239 @@
+"""What is certain about the ops of one line of a group: who is late, and what it costs.
+
+Pure, as `lateness`, which asks for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from ..groups.key import GroupKey
+from ..rank_sets import name_ranks
+from .joint_ops import Clocks, Moment
+from .late_patterns import MOSTLY, NOTABLE, Pattern, Shape, hosts_of, shape_of
+
+__all__ = ["PAUSE", "LateFinding", "first_finding", "late_lines"]
+
+#: The part of their time that the others have to wait.
+WORTH = 0.03
+#: The patterns in which it is of interest where the late ranks are meanwhile.
+LOCATED = frozenset({Pattern.STEADY, Pattern.HOST, Pattern.TURNS})
+#: An op that takes this many times as long as most has a pause before it, as between
+#: two cells of a notebook.
+PAUSE = 10
+#: Ops of a group in a step, at most, of which one may have the waiting.
+IN_A_STEP = 32
+#: Ops without which nothing is certain.
+LEAST = 20
+
+_SENTENCES = {
+    Pattern.STEADY: "{who} {are} last to enter {ops}{elsewhere}, {times} of {of} times",
+    Pattern.HOST: "{who} ({hosts}) are last to enter {ops}{elsewhere}, {times} of {of} "
+    "times",
+    Pattern.TURNS: "{who} take turns in being last to enter {ops}, {times} of {of} "
+    "times",
+    Pattern.UNEVEN: "the ranks enter {ops} one after the other, {who} last {times} of "
+    "{of} times{elsewhere}",
+    Pattern.LEAVES_LATE: "{who} {are} last to enter {ops}, {times} of {of} times, "
+    "after leaving the one before late: what comes in is slow, not the work between",
+}
+
+
+@dataclass(frozen=True)
+class LateFinding:
+    """What is certain about the ops of one line of a group; as text, a sentence."""
+
+    pattern: Pattern
+    group: GroupKey
+    #: The ranks that are late, in the order of their turns if they take turns.
+    ranks: tuple[int, ...]
+    op: str
+    #: Where the others enter, and where the late ones do: ``cell 7 line 3``.
+    line: str
+    late_line: str
+    #: In how many of how many ops.
+    times: int
+    of: int
+    #: Seconds that the others wait each time, and the part of their time that it is.
+    wait: float
+    share: float
+    #: Seconds by which the clocks of hosts may differ; 0 where the ranks share one.
+    clock_error: float = 0.0
+    #: It is so in one op of this many at the line: of DDP's buckets, in the first one.
+    each: int = 1
+    #: The hosts of the late ranks, of `Pattern.HOST`.
+    hosts: tuple[str, ...] = ()
+    #: Rank → from when to when the others waited for it, in ns on its own clock.
+    windows: Mapping[int, Sequence[tuple[int, int]]] = field(
+        default_factory=dict, repr=False
+    )
+    #: From when to when these ops were, in ns on the clock of the group's first rank.
+    span: tuple[int, int] = field(default=(0, 0), repr=False)
+    #: Where the late ranks are meanwhile, if their stacks were sampled and it is known.
+    meanwhile: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What two looks at the same thing have in common."""
+        return self.pattern, self.group, frozenset(self.ranks), self.op, self.line
+
+    def __str__(self) -> str:
+        one = len(self.ranks) == 1
+        elsewhere = ""
+        if self.late_line and self.late_line != self.line:
+            elsewhere = f", which {'it enters' if one else 'they enter'} at "
+            elsewhere += self.late_line
+        ops = self.op if self.each == 1 else f"one {self.op} in {self.each}"
+        if self.line:
+            ops += f" at {self.line}"
+        said = _SENTENCES[self.pattern].format(
+            who=name_ranks(self.ranks),
+            are="is" if one else "are",
+            hosts=", ".join(self.hosts),
+            times=self.times,
+            of=self.of,
+            ops=ops,
+            elsewhere=elsewhere,
+        )
+        said += f": the others wait {_milliseconds(self.wait)} each time, "
+        said += f"{self.share:.0%} of their time"
+        if self.clock_error:
+            within = _milliseconds(self.clock_error)
+            said += f" (the clocks of the hosts agree within {within})"
+        if self.meanwhile:
+            said += f"; meanwhile {self.meanwhile}"
+        return said
+
+
+def late_lines(findings: Iterable[LateFinding]) -> list[str]:
+    """Return a line for each finding: ``late rank: rank 2 is last to enter …``."""
+    return [f"{one.pattern.value}: {one}" for one in findings]
+
+
+def _share_of_line(ranks: Sequence[int], ops: Sequence[Moment]) -> float:
+    """Return the part of all their time that `ranks` waited in `ops` of one line."""
+    times = [
+        [one.op[rank].left - before.op[rank].left for rank in ranks]
+        for before, one in pairwise(ops)
+    ]
+    usual = median(map(max, times))
+    waited = spent = 0
+    for one, took in zip(ops[1:], times, strict=True):
+        if max(took) <= PAUSE * usual:
+            waited += sum(one.waits[rank] for rank in ranks)
+            spent += sum(took)
+    return min(1.0, waited / spent) if spent > 0 else 0.0
+
+
+# -- what is certain --------------------------------------------------------------
+
+
+def first_finding(
+    ops: Sequence[Moment],
+    counts: Iterable[int],
+    key: GroupKey,
+    op: str,
+    line: str,
+    clocks: Clocks,
+) -> LateFinding | None:
+    """Return what is certain about so many of the last ops of one line."""
+    for each, series in _series(ops):
+        for count in counts:
+            last = series[-count:]
+            if len(last) == count or len(last) > LEAST:
+                shape = shape_of(last, len(key.ranks), clocks)
+                if shape is None or (each > 1 and shape.pattern not in LOCATED):
+                    continue
+                since = ops[ops.index(last[0]) :]
+                return _finding(shape, last, since, each, key, op, line, clocks)
+    return None
+
+
+def _series(ops: Sequence[Moment]) -> Iterator[tuple[int, Sequence[Moment]]]:
+    """Yield the ops of a line; then those that have the waiting if it is one of each n.
+
+    Of the buckets of a step, or the parameters in a loop, a rank that works for longer
+    is late to the first one alone, or the others have waited by then.
+    """
+    yield 1, ops
+    costs = [(one.number, sum(one.waits.values())) for one in ops]
+    most = MOSTLY * sum(cost for _, cost in costs)
+    for period in range(2, min(IN_A_STEP, len(ops) // LEAST) + 1):
+        by_place = defaultdict[int, int](int)
+        for number, cost in costs:
+            by_place[number % period] += cost
+        place = max(by_place, key=by_place.__getitem__)
+        if by_place[place] >= most > 0:
+            series = [one for one in ops if one.number % period == place]
+            if len(series) < len(ops):
+                yield round(len(ops) / len(series)), series
+
+
+def _finding(
+    shape: Shape,
+    ops: Sequence[Moment],
+    of_line: Sequence[Moment],
+    each: int,
+    key: GroupKey,
+    op: str,
+    line: str,
+    clocks: Clocks,
+) -> LateFinding | None:
+    """Return the finding, if what the others wait is worth a word.
+
+    `ops` are those in which they wait, `of_line` all at their line since.
+    """
+    pattern, late = shape.pattern, frozenset(shape.ranks)
+    turns = pattern is Pattern.TURNS
+    others = [rank for rank in key.ranks if turns or rank not in late]
+    share = _share_of_line(others, of_line)
+    if share < WORTH:
+        return None
+    waits = [
+        fmean(wait for rank, wait in one.waits.items() if rank not in those)
+        for one, those in shape.hits
+    ]
+    if median(waits) < NOTABLE:
+        # Who is late keeps nobody: a few ops have all the waiting.
+        return None
+    lines = Counter(one.op[min(those)].line for one, those in shape.hits)
+    return LateFinding(
+        pattern,
+        key,
+        shape.ranks if turns else tuple(sorted(late)),
+        op,
+        line,
+        "" if turns else lines.most_common(1)[0][0],
+        len(shape.hits),
+        len(ops),
+        median(waits) / 1e9,
+        share,
+        clocks.error / 1e9,
+        each,
+        hosts_of(late, ops[-1], clocks) if pattern is Pattern.HOST else (),
+        _windows(shape) if pattern in LOCATED else {},
+        (ops[0].op[key.ranks[0]].entered, ops[-1].op[key.ranks[0]].left),
+    )
+
+
+def _windows(shape: Shape) -> dict[int, list[tuple[int, int]]]:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for one, those in shape.hits:
+        by = one.by(those)
+        for rank in those:
+            entry = one.op[rank]
+            begins = max(entry.entered - by, entry.left_before)
+            found.setdefault(rank, []).append((begins, entry.entered))
+    return found
+
+
+def _milliseconds(seconds: float) -> str:
+    """Return ``9.1 ms``, ``41 ms``, ``2.5 s``."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.{1 if seconds < 0.01 else 0}f} ms"
