@@ -15,7 +15,16 @@ from typing import Any
 from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
 from .joint_ops import Clocks, Moment
-from .late_patterns import MOSTLY, NOTABLE, Pattern, Shape, hosts_of, shape_of
+from .late_patterns import (
+    MOSTLY,
+    NOTABLE,
+    Pattern,
+    Shape,
+    bursts_agree,
+    enough_bursts,
+    hosts_of,
+    shape_of,
+)
 
 __all__ = ["PAUSE", "LateFinding", "first_finding", "late_lines"]
 
@@ -142,25 +151,57 @@ def first_finding(
     clocks: Clocks,
 ) -> LateFinding | None:
     """Return what is certain about so many of the last ops of one line."""
-    for each, series in _series(ops):
+    bursts = _bursts(ops)
+    firm = [max(burst, key=lambda one: sum(one.waits.values())) for burst in bursts]
+    for series in _series(firm):
         for count in counts:
             last = series[-count:]
             if len(last) == count or len(last) > LEAST:
                 shape = shape_of(last, len(key.ranks), clocks)
-                if shape is None or (each > 1 and shape.pattern not in LOCATED):
-                    continue
-                since = ops[ops.index(last[0]) :]
-                return _finding(shape, last, since, each, key, op, line, clocks)
+                all_ops = len(series) == len(ops)
+                if shape is not None and (all_ops or shape.pattern in LOCATED):
+                    each = round(len(ops) / len(series))
+                    since = ops[ops.index(last[0]) :]
+                    return _finding(shape, last, since, each, key, op, line, clocks)
+    if LEAST > len(firm) < len(ops):
+        # Few are enough if they all say the same, and their ops do.
+        few = enough_bursts(len(key.ranks))
+        last = [one for burst in bursts[-few:] for one in burst]
+        shape = shape_of(last, len(key.ranks), clocks) if len(last) > LEAST else None
+        if shape is not None and bursts_agree(firm[-few:], shape):
+            return _finding(shape, last, last, 1, key, op, line, clocks)
     return None
 
 
-def _series(ops: Sequence[Moment]) -> Iterator[tuple[int, Sequence[Moment]]]:
+def _bursts(ops: Sequence[Moment]) -> list[list[Moment]]:
+    """Return the ops of a line, in one list where no rank has waited between them.
+
+    In a step whose ops are issued while the rank computes, as those of DDP, a rank that
+    is late to the first one is late to the others for the same reason.
+    """
+    found: list[list[Moment]] = []
+    waited: dict[int, int] = {}
+    for one in ops:
+        if not found or any(
+            rank in waited and waited[rank] < entry.entered
+            for rank, entry in one.op.items()
+        ):
+            found.append([])
+            waited = {}
+        found[-1].append(one)
+        for rank, entry in one.op.items():
+            if entry.waited:
+                waited[rank] = min(entry.waited, waited.get(rank, entry.waited))
+    return found
+
+
+def _series(ops: Sequence[Moment]) -> Iterator[Sequence[Moment]]:
     """Yield the ops of a line; then those that have the waiting if it is one of each n.
 
-    Of the buckets of a step, or the parameters in a loop, a rank that works for longer
-    is late to the first one alone, or the others have waited by then.
+    Of the parameters that a loop reduces one by one, a rank that works for longer is
+    late to the first one alone.
     """
-    yield 1, ops
+    yield ops
     costs = [(one.number, sum(one.waits.values())) for one in ops]
     most = MOSTLY * sum(cost for _, cost in costs)
     for period in range(2, min(IN_A_STEP, len(ops) // LEAST) + 1):
@@ -171,7 +212,7 @@ def _series(ops: Sequence[Moment]) -> Iterator[tuple[int, Sequence[Moment]]]:
         if by_place[place] >= most > 0:
             series = [one for one in ops if one.number % period == place]
             if len(series) < len(ops):
-                yield round(len(ops) / len(series)), series
+                yield series
 
 
 def _finding(

@@ -11,14 +11,23 @@ from statistics import fmean, median, pstdev
 
 from .joint_ops import Clocks, Moment
 
-__all__ = ["MOSTLY", "NOTABLE", "Pattern", "Shape", "hosts_of", "shape_of"]
+__all__ = [
+    "MOSTLY",
+    "NOTABLE",
+    "Pattern",
+    "Shape",
+    "bursts_agree",
+    "enough_bursts",
+    "hosts_of",
+    "shape_of",
+]
 
 #: How likely chance may give a pattern that is named, at one look; and how much of the
 #: way from its usual part to all ops a pattern has to go: a scheduler may keep a rank
 #: behind for many ops in a row, although not in nearly all of them.
 CHANCE = 4e-6
 STEADY = 0.75
-#: The same of the turns of all but one of those who take turns.
+#: The same of the turns of all but one of those who take turns, and of bursts.
 BESIDE = 2e-3
 #: A scheduler may keep a rank behind for so few ops. Where these are all there is, a
 #: rank has to be late by 1.5 ms, and by more than the others differ in four of five ops
@@ -160,18 +169,25 @@ def _alike(hits: Sequence[tuple[Moment, frozenset[int]]]) -> bool:
 
 
 def _stand_out(
-    ops: Sequence[Moment], hits: Sequence[tuple[Moment, frozenset[int]]]
+    ops: Sequence[Moment],
+    hits: Sequence[tuple[Moment, frozenset[int]]],
+    *,
+    clearly: bool = False,
 ) -> bool:
-    """Return whether the late ranks stand out from what delays all of them."""
+    """Return whether the late ranks stand out from what delays all of them.
+
+    `clearly`: by much the same time, and by more than the others differ.
+    """
     times = [one.by(late) for one, late in hits]
     if median(times) < OF_FEW:
         return False
-    if pstdev(times) <= REGULAR * fmean(times):
-        return True
+    regular = pstdev(times) <= REGULAR * fmean(times)
+    if regular is not clearly:
+        return regular
     late = frozenset[int]().union(*(those for _, those in hits))
     others = [rank for rank in ops[0].op if rank not in late]
     if len(others) < 2:
-        return False
+        return regular
     # By how much the others differ from what is usual for each.
     middles = [fmean(one.entered[rank] for rank in others) for one in ops]
     offsets = [
@@ -212,6 +228,21 @@ def _why(
         if pstdev(left) <= REGULAR * fmean(left):
             return Pattern.LEAVES_LATE
     return None
+
+
+def enough_bursts(ranks: int) -> int:
+    """Return in how many bursts the same ranks are not late by chance."""
+    return 1 + math.ceil(math.log(1 / BESIDE, ranks))
+
+
+def bursts_agree(firm: Sequence[Moment], shape: Shape) -> bool:
+    """Return whether an op of each burst has the same late ranks, which stand out."""
+    late = frozenset(shape.ranks)
+    if len(firm) < enough_bursts(len(firm[0].op)) or any(
+        one.late != late for one in firm
+    ):
+        return False
+    return _stand_out(firm, [(one, late) for one in firm], clearly=True)
 
 
 def hosts_of(late: frozenset[int], one: Moment, clocks: Clocks) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from rankscope.engines import ClusterError
 
 from ..board.arrange import View
 from ..board.columns import COLUMNS
-from ..board.model import Message
 from .dialogs import GroupList, Question, Reading
 from .table import SHAPES, RankTable
 from .theme import THEME
@@ -26,6 +25,7 @@ from .theme import THEME
 if TYPE_CHECKING:
     from rankscope.engines import Cluster, Job
 
+    from ..board.model import Message
     from .live import Live
 
 __all__ = ["INTERVAL", "TopApp"]

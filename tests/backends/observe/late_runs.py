@@ -90,6 +90,31 @@ class Run:
                 self.now[rank] = max(left, entered + (after or 0.0))
         return self
 
+    def bursts(self, count: int, size: int, work: Work) -> Run:
+        """Let ranks work, issue `size` ops while they compute, and wait, `count` times.
+
+        As DDP does; each op is issued a ms after the one before.
+        """
+        for n in range(count):
+            issued = {}
+            for rank, now in self.now.items():
+                at, issued[rank] = now + work(n, rank), []
+                for _ in range(size):
+                    at += 1 + noise(self.rng, self.heavy)
+                    issued[rank].append(at)
+            self.now = {rank: times[-1] for rank, times in issued.items()}
+            for one in range(size):
+                everyone = max(times[one] for times in issued.values())
+                for rank, times in issued.items():
+                    left = max(everyone, self.now[rank]) + 0.05
+                    left += 0.1 * noise(self.rng, self.heavy)
+                    waited = self.now[rank]
+                    self.add(
+                        rank, self.op, times[one], left, "cell 7 line 9", waited=waited
+                    )
+                    self.now[rank] = left
+        return self
+
     def add(
         self,
         rank: int,

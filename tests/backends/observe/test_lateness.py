@@ -185,6 +185,60 @@ class TestInjected:
         assert (found.ranks, found.line) == ((0,), "cell 7 line 4")
 
 
+def _first_of(size: int, work: Callable[[int, int], float]) -> Run:
+    """Return a run in whose steps only the first of `size` ops waits for `work`."""
+    run = Run(heavy=0.05)
+    for n in range(31):
+        run.steps(1, lambda _, rank, n=n: 1 + work(n, rank))  # type: ignore[misc]
+        run.steps(size - 1, lambda _, rank: 0.2)
+    return run
+
+
+class TestSteps:
+    """Steps with several ops at one line: buckets, parameters one by one."""
+
+    @pytest.mark.parametrize("size", [2, 5, 12])
+    @INJECTED
+    def test_only_the_first_one_waits(
+        self,
+        size: int,
+        work: Callable[[int, int], int],
+        pattern: Pattern,
+        ranks: set[int],
+    ) -> None:
+        found = _found(_first_of(size, lambda n, rank: 20 * work(n, rank)))
+        if pattern is Pattern.UNEVEN:
+            assert {one.ranks for one in found} <= {(3,)}
+            return
+        assert [(one.pattern, {*one.ranks}) for one in found] == [(pattern, ranks)]
+        assert f"one all_reduce in {size} at cell 7 line 9" in str(found[0])
+
+    @pytest.mark.parametrize("ms", [10, 50])
+    @INJECTED
+    def test_they_are_issued_while_the_rank_computes(
+        self,
+        ms: int,
+        work: Callable[[int, int], int],
+        pattern: Pattern,
+        ranks: set[int],
+    ) -> None:
+        run = Run(heavy=0.05).bursts(31, 4, lambda n, r: 1 + ms * work(n, r))
+        found = _names(run)
+        assert [(x, {*who}) for x, who in found] == [(pattern, ranks)] or (
+            pattern is Pattern.UNEVEN and {who for _, who in found} <= {(3,)}
+        )
+
+    def test_few_steps_are_enough_where_each_is_clear(self) -> None:
+        run = Run(heavy=0.05).bursts(7, 4, lambda n, r: 1 + 20 * (r == 2))
+        assert _names(run) == [(Pattern.STEADY, (2,))]
+
+    def test_who_is_behind_once_in_a_step_stays_so_for_no_other_reason(self) -> None:
+        for seed in (16, 28, 44, 102, 106, *range(10)):
+            run = Run(2 + seed % 3, seed, heavy=3.0).bursts(9, 20, lambda n, r: 0.5)
+            assert not _found(run), seed
+            assert not _found(run, ended=True), seed
+
+
 class TestSaid:
     def test_the_sentence_has_what_a_person_needs(self) -> None:
         run = Run(heavy=0.05).steps(
