@@ -95,7 +95,6 @@ class TopApp(App[str]):
         Binding("less_than_sign", "sort(-1)", "Sort", key_display="< >"),
         Binding("greater_than_sign", "sort(1)", "sort right", show=False),
         Binding("r", "reverse", "reverse", show=False),
-        Binding("f", "fold", "Fold"),
         Binding("g", "groups", "Groups"),
         Binding("tab", "group(1)", "next group", show=False, priority=True),
         Binding("shift+tab", "group(-1)", "group before", show=False, priority=True),
@@ -103,6 +102,7 @@ class TopApp(App[str]):
         Binding("a", "abort", "Abort"),
         Binding("b", "rebuild", "Rebuild"),
         # Not among the keys at the bottom, for which 80 columns have no room.
+        Binding("f", "fold", "fold", show=False),
         Binding("c", "culprits", "culprits", show=False),
         Binding("s", "stacks", "stacks", show=False),
         Binding("S", "stacks(True)", "all stacks", show=False),

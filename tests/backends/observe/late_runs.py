@@ -96,9 +96,10 @@ class Run:
         As DDP does; each op is issued a ms after the one before.
         """
         for n in range(count):
-            issued = {}
+            issued: dict[int, list[float]] = {}
             for rank, now in self.now.items():
-                at, issued[rank] = now + work(n, rank), []
+                at = now + work(n, rank)
+                issued[rank] = []
                 for _ in range(size):
                     at += 1 + noise(self.rng, self.heavy)
                     issued[rank].append(at)

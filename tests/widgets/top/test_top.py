@@ -237,14 +237,17 @@ class TestShown:
             return {one.description for one in keys(screen)}
 
         async def job(screen: Screen) -> None:
-            wanted = {"Quit", "Help", "Filter", "Sort", "Fold", "Abort"}
+            wanted = {"Quit", "Help", "Filter", "Sort", "Abort"}
             await screen.until(lambda: wanted <= shown(screen), "the keys")
             await screen.until(lambda: "Rebuild" not in shown(screen), "fewer keys")
 
         async def cluster(screen: Screen) -> None:
-            wanted = {"Fold", "Rebuild"}
-            await screen.until(lambda: wanted <= shown(screen), "the keys")
+            await screen.until(lambda: "Rebuild" in shown(screen), "the keys")
             await screen.until(lambda: "Groups" not in shown(screen), "fewer keys")
+
+        async def groups(screen: Screen) -> None:
+            wanted = {"Groups", "Rebuild"}
+            await screen.until(lambda: wanted <= shown(screen), "the keys")
             await screen.until(
                 lambda: all(0 < one.region.right <= 80 for one in keys(screen)), "room"
             )
@@ -252,6 +255,9 @@ class TestShown:
         size = 80, 24
         on_screen(script(hung(2, 1), rebuild="it is a script"), job, size)
         on_screen(hung(64, 17), cluster, size)
+        two = [statuses.group(name=name, ranks=range(2)) for name in ("tp", "dp")]
+        rows = [statuses.rank(rank, *two) for rank in range(2)]
+        on_screen(Ranks(statuses.cluster(*rows)), groups, size)
 
     def test_columns_leave_room_for_the_scroll_bar(self) -> None:
         async def body(screen: Screen) -> None:
