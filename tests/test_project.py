@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.install import install, options
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("magics", "widgets", "engines", "backends")  # each may use those after it
 JUPYTER = {
@@ -258,14 +260,14 @@ def test_citation_names_this_version() -> None:
 
 # -- the environment -----------------------------------------------------------
 
-# Stands in for a Python: makes environments of itself and notes what pip is
-# asked for.
+# Stands in for a Python: makes environments of itself and notes what is to be
+# installed.
 FAKE_PYTHON = """#!/bin/bash
 case "$*" in
     *version_info*) exit {version_differs} ;;
     "-c import ensurepip, venv") exit {lacks_ensurepip} ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-    "-m pip "*) echo "$*" >> pip.log ;;
+    "-m tools.install "*) echo "$*" >> install.log ;;
     --version) echo "Python 3.10.0" ;;
 esac
 """
@@ -307,7 +309,7 @@ def _environment(
 
 @pytest.mark.processes
 def test_environment_is_installed_once(checkout: Path) -> None:
-    log = checkout / "pip.log"
+    log = checkout / "install.log"
     assert _environment(checkout).returncode == 0
     assert log.read_text().count("--editable .[dev,mpi]") == 1
     assert _environment(checkout).returncode == 0
@@ -355,3 +357,35 @@ def test_make_tests_another_torch_in_an_environment_of_its_own() -> None:
         )
         assert f"-m tools.other_environments {version}\n" in run.stdout
         assert f"\n{folder}/bin/python -m pytest" in run.stdout
+
+
+def test_the_settings_of_pip_hold_for_uv() -> None:
+    listed = [
+        ":env:.find-links='/wheels'",
+        "global.cert='/certificates'",
+        "global.extra-index-url='file:///a file:///b'",
+        "global.find-links='/others'",
+        "global.index-url='https://one.example'",
+        "install.index-url='https://two.example'",
+        "download.index-url='https://three.example'",
+    ]
+    assert options(listed) == [
+        *("--extra-index-url", "file:///a", "--extra-index-url", "file:///b"),
+        *("--find-links", "/wheels", "--index-url", "https://two.example"),
+    ]
+
+
+def test_what_uv_cannot_install_is_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[list[str]] = []
+
+    def failing(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        run.append(command)
+        return subprocess.CompletedProcess(command, command[2] == "uv", "", "")
+
+    monkeypatch.setattr(subprocess, "run", failing)
+    install(["numpy>=2"], "/a/python")
+    uv, pip = run[-2:]
+    assert (uv[2], pip[2]) == ("uv", "pip")
+    for command in (uv, pip):
+        assert command[-1] == "numpy>=2"
+        assert command[command.index("--python") + 1] == "/a/python"

@@ -83,8 +83,7 @@ fi
 
 wanted=$(fingerprint)
 if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
-    say "Installing rankscope[$extras] into $venv (some minutes the first time)"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        --editable ".[$extras]"
+    say "Installing rankscope[$extras] into $venv (a minute or more the first time)"
+    "$venv/bin/python" -m tools.install --editable ".[$extras]"
     printf '%s\n' "$wanted" >"$stamp"
 fi

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tools.install import install
 from tools.interpreters import find, succeeds
 
 __all__ = ["TORCH", "mpich_python", "nccl_python", "notebook_python", "torch_python"]
@@ -165,19 +166,20 @@ def _environment(
             return str(python)
         report(f"  making {name} with {what}")
         shutil.rmtree(folder, ignore_errors=True)
-        install: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
-        commands: list[Sequence[str | Path]] = [
-            [base, "-m", "venv", folder],
-            [*install, *wanted],
+        try:
+            subprocess.run(
+                [base, "-m", "venv", "--without-pip", folder],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            install(wanted, python)
             # The tests need the requirements in `wanted`; the others take long.
-            [*install, "--no-deps", "--editable", ROOT],
-        ]
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                report_missing(f"{name}: {' '.join(map(str, command))}: {last}")
-                return None
+            install(["--no-deps", "--editable", ROOT], python)
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+            report_missing(f"{name}: {' '.join(map(str, error.cmd))}: {last}")
+            return None
         if not succeeds(python, check):
             report_missing(f"{name}: {what.partition(' (')[0]} does not load there")
             return None

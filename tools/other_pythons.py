@@ -105,7 +105,10 @@ def _try(version: str, python: str, wheel: Path) -> bool:
     cache = f"cache_dir={environment}/.pytest_cache"
     pytest = (own, "-m", "pytest", "-o", cache, "-m", "not soak", *TESTS)
     steps: dict[str, Sequence[str | Path]] = {
-        "install": [*uv, "pip", "install", "--python", own, wheel, *PACKAGES],
+        "install": [
+            *(sys.executable, "-m", "tools.install", "--python", own),
+            *(wheel, *PACKAGES),
+        ],
         "doctor": [own, "-m", "rankscope", "doctor"],
         "demo": [own, "-m", "tools.demo"],
         "tests": [
