@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyterlab.labapp import LabApp  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -33,7 +32,11 @@ def test_the_extras_are_there() -> None:
     assert set(extras.split(",")) <= set(known)
 
 
+@pytest.mark.processes
 def test_it_opens_the_first_notebook() -> None:
+    # Its import takes long, and runs Node.
+    from jupyterlab.labapp import LabApp  # type: ignore[import-untyped]
+
     (line,) = re.findall(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)
     program, lab, *options, notebook = json.loads(line)
     assert (program, lab) == ("jupyter", "lab")
