@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import os
 import pickle
 import signal
@@ -582,22 +584,23 @@ def test_without_a_group_there_is_nothing_to_abort(notebook: Notebook) -> None:
 def test_a_rank_that_keeps_the_others_waiting_is_named(notebook: Notebook) -> None:
     # The first op of a group connects it, and is a pause among the others.
     notebook("%%distributed", "import time", "x = np.ones(8)", "dist.all_reduce(x)")
-    cell = (
-        "%%distributed --late",
-        "for _ in range(41):",
-        "    time.sleep(0.01 * (rank == 2))",
-        "    dist.all_reduce(x)",
-    )
+    # The busier the machine, the later the others are, too: then nobody is named.
+    pauses = itertools.accumulate(itertools.repeat(2), operator.mul, initial=0.01)
 
     def named() -> str:
-        number, seen = notebook.number, notebook(*cell)
+        number = notebook.number
+        seen = notebook(
+            "%%distributed --late",
+            "for _ in range(41):",
+            f"    time.sleep({next(pauses)} * (rank == 2))",
+            "    dist.all_reduce(x)",
+        )
         assert seen.error is None, seen
         counted = "group 'default' (ranks 0–3), 41 collectives:"
         line = f"cell {number} line 4"
         found = f"ate rank: rank 2 is last to enter all_reduce at {line}, "
-        meanwhile = f"; meanwhile it is at cell {number} line 3: time.sleep(0.01"
-        # Where the machine is so busy that others are as late, nobody is named, and an
-        # op in which a rank pauses is not counted.
+        meanwhile = f"; meanwhile it is at cell {number} line 3: time.sleep(0."
+        # An op in which a rank pauses is not counted.
         told = all(one in seen.out for one in (counted, found, meanwhile))
         return found if told else ""
 
