@@ -36,6 +36,19 @@ def end():
     assert training.difference(model.module, done) <= 1e-6
 """
 
+#: The ranks of torch's reconfigure are handles, which a program exchanges by itself.
+HANDLES = """
+from types import SimpleNamespace
+handles = [None] * 3
+dist.all_gather_object(handles, dist.group.WORLD.get_reconfigure_handle())
+
+def reconfigure(handles):
+    if not hasattr(distributed_c10d, '_reconfigure'):  # before torch 2.14
+        options = SimpleNamespace(handles=handles, timeout=None)
+        return dist.group.WORLD.reconfigure(options)
+    return distributed_c10d._reconfigure(1, handles)
+"""
+
 RECOVER = """
 done = rankscope.torch.rejoin(model, optimizer)
 end()
@@ -44,7 +57,7 @@ end()
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Ranks]:
-    with begun(3, BEGIN, "train(3)") as ranks:
+    with begun(3, BEGIN, HANDLES, "train(3)") as ranks:
         yield ranks
 
 
@@ -262,18 +275,8 @@ def test_a_wrong_shrink_is_refused(three: Ranks) -> None:
 
 
 def test_torchs_reconfigure_rebuilds_and_refuses_what_is_no_rank(three: Ranks) -> None:
-    """Its ranks are handles, which a program exchanges by itself."""
     three.run(
-        "from types import SimpleNamespace\n"
-        "group = dist.group.WORLD\n"
-        "def reconfigure(handles):\n"
-        "    if not hasattr(distributed_c10d, '_reconfigure'):  # before torch 2.14\n"
-        "        options = SimpleNamespace(handles=handles, timeout=None)\n"
-        "        return group.reconfigure(options)\n"
-        "    return distributed_c10d._reconfigure(1, handles)\n"
-        "handles = [None] * 3\n"
-        "dist.all_gather_object(handles, group.get_reconfigure_handle())\n"
-        "assert group.supports_reconfigure is False\n"
+        "assert dist.group.WORLD.supports_reconfigure is False\n"
         "for bad in handles[::-1], [*handles, 'other'], set(), {'other'}:\n"
         "    error = raised(lambda: reconfigure(bad))\n"
         "    assert 'expected some of' in str(error), error"
