@@ -76,7 +76,7 @@ def broadcast(
         tensor, "tensor", OpType.BROADCAST, pg, writable=pg.rank() != root
     )
     call = Op(
-        OpType.BROADCAST, device, (array,), (array, root), peer=root, result=array
+        OpType.BROADCAST, device, (array,), (array, root), peer=root, result=tensor
     )
     return pg.issue(call).finish(async_op)
 
@@ -128,7 +128,7 @@ def all_gather(
     call.check_dtypes()
     own, name = outputs[pg.rank()], f"tensor_list[{pg.rank()}]"
     call.check_size(own, name, array.size, "the size of this rank's tensor")
-    return call.issue((outputs, array), result=outputs).finish(async_op)
+    return call.issue((outputs, array), result=list(tensor_list)).finish(async_op)
 
 
 def all_gather_into_tensor(
@@ -176,7 +176,7 @@ def all_gather_into_tensor(
     call.check_dtypes()
     why = f"{pg.size()} ranks times {array.size} elements of input_tensor"
     call.check_size(output, "output_tensor", array.size * pg.size(), why)
-    return call.issue((output, array), result=output).finish(async_op)
+    return call.issue((output, array), result=output_tensor).finish(async_op)
 
 
 def gather(
@@ -235,7 +235,8 @@ def gather(
     call.check_dtypes()
     call.check_sizes(outputs or (), "gather_list", array.size, "tensor")
     args = array, outputs, root
-    return call.issue(args, peer=root, result=outputs).finish(async_op)
+    result = gather_list and list(gather_list)
+    return call.issue(args, peer=root, result=result).finish(async_op)
 
 
 def scatter(
@@ -294,7 +295,7 @@ def scatter(
     call.check_dtypes()
     call.check_sizes(inputs or (), "scatter_list", array.size, "tensor")
     args = array, inputs, root
-    return call.issue(args, peer=root, result=array).finish(async_op)
+    return call.issue(args, peer=root, result=tensor).finish(async_op)
 
 
 def all_to_all(
@@ -343,7 +344,7 @@ def all_to_all(
     call.check_dtypes()
     own = pg.rank()
     call.check_own_part(outputs[own].size, inputs[own].size)
-    return call.issue((outputs, inputs), result=outputs).finish(async_op)
+    return call.issue((outputs, inputs), result=list(output_tensor_list)).finish(async_op)
 
 
 def all_to_all_single(
@@ -408,7 +409,7 @@ def all_to_all_single(
     own = pg.rank()
     call.check_own_part(receives[own], sends[own])
     args, splits = (target, source, receives, sends), (receives, sends)
-    return call.issue(args, result=target, splits=splits).finish(async_op)
+    return call.issue(args, result=output, splits=splits).finish(async_op)
 
 
 def barrier(

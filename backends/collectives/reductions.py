@@ -127,7 +127,7 @@ def all_reduce(
     if type(tensor) is not np.ndarray and is_sparse(tensor):
         return sparse_all_reduce(tensor, op, pg).finish(async_op)
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
-    call = Op(OpType.ALL_REDUCE, device, (array,), (array,), result=array, reduce_op=op)
+    call = Op(OpType.ALL_REDUCE, device, (array,), (array,), result=tensor, reduce_op=op)
     return pg.issue(call).finish(async_op)
 
 
@@ -186,7 +186,7 @@ def reduce(
         device,
         (array,),
         (array, root),
-        result=array if is_root else None,
+        result=tensor if is_root else None,
         reduce_op=op,
         peer=root,
     )
@@ -242,7 +242,7 @@ def reduce_scatter(
     call.check_dtypes()
     why = f"the size of input_list[{pg.rank()}], this rank's part"
     call.check_size(array, "output", inputs[pg.rank()].size, why)
-    return call.issue((array, inputs), result=array, reduce_op=op).finish(async_op)
+    return call.issue((array, inputs), result=output, reduce_op=op).finish(async_op)
 
 
 def reduce_scatter_tensor(
@@ -293,4 +293,4 @@ def reduce_scatter_tensor(
     call.check_dtypes()
     why = f"{pg.size()} ranks times {array.size} elements of output"
     call.check_size(source, "input", array.size * pg.size(), why)
-    return call.issue((array, source), result=array, reduce_op=op).finish(async_op)
+    return call.issue((array, source), result=output, reduce_op=op).finish(async_op)

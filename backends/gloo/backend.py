@@ -103,26 +103,22 @@ class GlooBackend(Backend):
 
     # -- the two ways --------------------------------------------------------
 
-    def _over_messages(
-        self, op_type: OpType, result: Any, issue: Callable[[], Work]
-    ) -> Work:
+    def _over_messages(self, op_type: OpType, issue: Callable[[], Work]) -> Work:
         """Issue a collective on the host engine: now, or after the tasks of gloo."""
         self.prepare()
         side = self._side
         if side is None or side.idle:
             self._last = work = issue()
             return work
-        work = Work(op_type, result)
+        work = Work(op_type)
         return side.submit(work, lambda: _await(issue(), work))
 
-    def _over_gloo(
-        self, op_type: OpType, result: Any, run: Callable[[SideProcess], None]
-    ) -> Work:
+    def _over_gloo(self, op_type: OpType, run: Callable[[SideProcess], None]) -> Work:
         """Run a collective of gloo after those that were issued before."""
         self.prepare()
         side, last, self._last = self._side, self._last, None
         assert side is not None
-        work = Work(op_type, result)
+        work = Work(op_type)
 
         def task() -> None:
             if last is not None:
@@ -153,7 +149,7 @@ class GlooBackend(Backend):
         kind = OpType.ALL_REDUCE
         if not self._by_gloo(op):
             issue = partial(self._messages.all_reduce, tensor, op.ufunc)
-            return self._over_messages(kind, tensor, issue)
+            return self._over_messages(kind, issue)
         flat = tensor.reshape(-1)
 
         def run(side: SideProcess) -> None:
@@ -162,13 +158,13 @@ class GlooBackend(Backend):
                 side.call("all_reduce", piece.size, op.dtype, op.name)
                 side.store(piece)
 
-        return self._over_gloo(kind, tensor, run)
+        return self._over_gloo(kind, run)
 
     def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
         kind = OpType.REDUCE
         if not self._by_gloo(op):
             issue = partial(self._messages.reduce, tensor, dst, op.ufunc)
-            return self._over_messages(kind, tensor, issue)
+            return self._over_messages(kind, issue)
         flat = tensor.reshape(-1)
 
         def run(side: SideProcess) -> None:
@@ -179,13 +175,13 @@ class GlooBackend(Backend):
                 if dst == self.rank:
                     side.store(piece, output)
 
-        return self._over_gloo(kind, tensor, run)
+        return self._over_gloo(kind, run)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
         kind = OpType.BROADCAST
         if self._side is None:
             issue = partial(self._messages.broadcast, tensor, src)
-            return self._over_messages(kind, tensor, issue)
+            return self._over_messages(kind, issue)
         flat, moved = tensor.reshape(-1), tensor.dtype.name
 
         def run(side: SideProcess) -> None:
@@ -196,13 +192,13 @@ class GlooBackend(Backend):
                 if src != self.rank:
                     side.store(piece)
 
-        return self._over_gloo(kind, tensor, run)
+        return self._over_gloo(kind, run)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
         kind = OpType.ALL_GATHER
         if self._side is None or any(one.size != tensor.size for one in tensor_list):
             issue = partial(self._messages.all_gather, tensor_list, tensor)
-            return self._over_messages(kind, tensor_list, issue)
+            return self._over_messages(kind, issue)
         shares, moved = self.size + 1, tensor.dtype.name
         outputs = [one.reshape(-1).view(np.uint8) for one in tensor_list]
         flat = tensor.reshape(-1).view(np.uint8)
@@ -216,37 +212,37 @@ class GlooBackend(Backend):
                 for rank, part in enumerate(parts):
                     side.store(part, start + rank * piece.size)
 
-        return self._over_gloo(kind, tensor_list, run)
+        return self._over_gloo(kind, run)
 
     def barrier(self) -> Work:
         kind = OpType.BARRIER
         if self._side is None:
-            return self._over_messages(kind, None, self._messages.barrier)
-        return self._over_gloo(kind, None, lambda side: side.call("barrier"))
+            return self._over_messages(kind, self._messages.barrier)
+        return self._over_gloo(kind, lambda side: side.call("barrier"))
 
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
     ) -> Work:
         issue = partial(self._messages.gather, tensor, gather_list, dst)
-        return self._over_messages(OpType.GATHER, gather_list, issue)
+        return self._over_messages(OpType.GATHER, issue)
 
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
     ) -> Work:
         issue = partial(self._messages.scatter, tensor, scatter_list, src)
-        return self._over_messages(OpType.SCATTER, tensor, issue)
+        return self._over_messages(OpType.SCATTER, issue)
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Reduction
     ) -> Work:
         issue = partial(self._messages.reduce_scatter, output, input_list, op.ufunc)
-        return self._over_messages(OpType.REDUCE_SCATTER, output, issue)
+        return self._over_messages(OpType.REDUCE_SCATTER, issue)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
         issue = partial(self._messages.all_to_all, output_list, input_list)
-        return self._over_messages(OpType.ALL_TO_ALL, output_list, issue)
+        return self._over_messages(OpType.ALL_TO_ALL, issue)
 
     # -- messages ----------------------------------------------------------
 

@@ -28,8 +28,8 @@ class Op:
     device : device type, which picks the group's backend.
     arrays : the validated inputs and then the outputs, as the recorder lists them.
     args : the arguments of the backend's method, but for the reduction, the last one.
-    result : what the Work's result is, unless the backend says another one; of a
-        reduction, what this rank receives.
+    result : what the Work's result is, unless the backend says another one: the
+        caller's own objects that this rank receives in. None where it receives nothing.
     reduce_op : the reduction, of an op that has one.
     peer : rank in the group of the root, or of the other side of a send or recv.
     tag : the tag of a send or recv.
@@ -120,8 +120,8 @@ class Op:
         return chain(work, self.kind, self.after, self.result)
 
     def _divide(self) -> None:
-        outputs = self.result if isinstance(self.result, list) else [self.result]
-        for output in outputs:
+        outputs = self.args[0]
+        for output in outputs if isinstance(outputs, list) else [outputs]:
             _divide(output, self.backend.size)
 
 

@@ -151,7 +151,6 @@ class MessagingBackend(Backend):
         self,
         kind: OpType,
         schedule: Schedule,
-        result: Any = None,
         dtype: Any = None,
         op: Ufunc | None = None,
         root: int = 0,
@@ -159,19 +158,14 @@ class MessagingBackend(Backend):
         tag = _TAGS[kind]
         if self._signer is not None:
             tag |= self._signer.sign(dtype, op, root)
-        return self._start(kind, schedule, result, tag, False)
+        return self._start(kind, schedule, tag, False)
 
     def _start(
-        self,
-        kind: OpType,
-        schedule: Schedule,
-        result: Any,
-        tag: int,
-        message: bool,
+        self, kind: OpType, schedule: Schedule, tag: int, message: bool
     ) -> MessageWork:
         if self._builder is None:
             self._connect()
-        work = MessageWork(self._queue, kind, schedule, tag, result)
+        work = MessageWork(self._queue, kind, schedule, tag)
         self._queue.submit(work, message)
         return work
 
@@ -212,25 +206,25 @@ class MessagingBackend(Backend):
         tag = _TAGS[OpType.ALL_REDUCE]
         if self._signer is not None:
             tag |= self._signer.sign(flat.dtype, op)
-        return self._start(OpType.ALL_REDUCE, schedule, tensor, tag, False)
+        return self._start(OpType.ALL_REDUCE, schedule, tag, False)
 
     def broadcast(self, tensor: Array, src: int) -> Work:
         flat = tensor.reshape(-1)
         algorithm = self._choose(self._broadcasts, flat)
         schedule = algorithm(self.rank, self.size, flat, src)
-        return self._submit(OpType.BROADCAST, schedule, tensor, flat.dtype, root=src)
+        return self._submit(OpType.BROADCAST, schedule, flat.dtype, root=src)
 
     def reduce(self, tensor: Array, dst: int, op: Ufunc) -> Work:
         flat = tensor.reshape(-1)
         schedule = algorithms.reduce(self.rank, self.size, flat, dst, op, self._scratch)
-        return self._submit(OpType.REDUCE, schedule, tensor, flat.dtype, op, dst)
+        return self._submit(OpType.REDUCE, schedule, flat.dtype, op, dst)
 
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
         outputs = _flat(tensor_list)
         schedule = algorithms.all_gather(
             self.rank, self.size, outputs, tensor.reshape(-1)
         )
-        return self._submit(OpType.ALL_GATHER, schedule, tensor_list, tensor.dtype)
+        return self._submit(OpType.ALL_GATHER, schedule, tensor.dtype)
 
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
@@ -239,9 +233,7 @@ class MessagingBackend(Backend):
         schedule = algorithms.gather(
             self.rank, self.size, outputs, tensor.reshape(-1), dst
         )
-        return self._submit(
-            OpType.GATHER, schedule, gather_list, tensor.dtype, root=dst
-        )
+        return self._submit(OpType.GATHER, schedule, tensor.dtype, root=dst)
 
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
@@ -250,7 +242,7 @@ class MessagingBackend(Backend):
         schedule = algorithms.scatter(
             self.rank, self.size, tensor.reshape(-1), inputs, src
         )
-        return self._submit(OpType.SCATTER, schedule, tensor, tensor.dtype, root=src)
+        return self._submit(OpType.SCATTER, schedule, tensor.dtype, root=src)
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Ufunc
@@ -260,16 +252,14 @@ class MessagingBackend(Backend):
         algorithm = self._choose(self._reduce_scatters, largest)
         flat = output.reshape(-1)
         schedule = algorithm(self.rank, self.size, flat, inputs, op, self._scratch)
-        return self._submit(OpType.REDUCE_SCATTER, schedule, output, output.dtype, op)
+        return self._submit(OpType.REDUCE_SCATTER, schedule, output.dtype, op)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
         outputs, inputs = _flat(output_list), _flat(input_list)
         schedule = algorithms.all_to_all(self.rank, self.size, outputs, inputs)
-        return self._submit(
-            OpType.ALL_TO_ALL, schedule, output_list, output_list[0].dtype
-        )
+        return self._submit(OpType.ALL_TO_ALL, schedule, output_list[0].dtype)
 
     def barrier(self) -> Work:
         schedule = algorithms.barrier(self.rank, self.size)
@@ -288,14 +278,14 @@ class MessagingBackend(Backend):
         """Send at once, without waiting for earlier collectives."""
         flat = tensor.reshape(-1)
         schedule: Schedule = iter([[(SEND, dst, flat)]])
-        return self._start(OpType.SEND, schedule, None, tag, True)
+        return self._start(OpType.SEND, schedule, tag, True)
 
     def recv(self, tensor: Array, src: int | None, tag: int) -> Work:
         """Receive at once, without waiting for earlier collectives."""
         flat = tensor.reshape(-1)
         source = ANY_SOURCE if src is None else src
         schedule: Schedule = iter([[(RECV, source, flat)]])
-        return self._start(OpType.RECV, schedule, None, tag, True)
+        return self._start(OpType.RECV, schedule, tag, True)
 
     # -- end of life ---------------------------------------------------------------
 

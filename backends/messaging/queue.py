@@ -51,9 +51,8 @@ class MessageWork(Work):
         op_type: OpType,
         schedule: Schedule,
         tag: int,
-        result: Any = None,
     ) -> None:
-        super().__init__(op_type, result)
+        super().__init__(op_type)
         self.queue = queue
         self.schedule = schedule
         self.tag = tag

@@ -149,14 +149,14 @@ class Work:
         return self._exception
 
     def result(self) -> Any:
-        """Return a list of the op's output arrays; of one output, too, as in c10d.
+        """Return a list of the op's outputs; of one output, too, as in c10d.
 
         Returns
         -------
         list or object
-            Empty where this rank has no output. The result of a receive is the
-            sender's rank in the group, and that of a Work made from a future is the
-            value of the future.
+            The arrays or tensors that the caller gave for them. Empty where this rank
+            has no output. The result of a receive is the sender's rank in the group,
+            and that of a Work made from a future is the value of the future.
 
         Raises
         ------
@@ -186,7 +186,7 @@ class Work:
         result = self._result
         if result is None:
             return []
-        return [result] if hasattr(result, "dtype") else result
+        return [result] if hasattr(result, "__dlpack_device__") else result
 
     def source_rank(self) -> int:
         """Return the sender's rank in the group, of a receive that is over.
