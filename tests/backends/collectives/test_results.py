@@ -31,7 +31,7 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-Issue = Callable[..., dist.Work]
+Issue = Callable[[Any, Any], dist.Work | None]
 
 CASES: dict[str, Issue] = {
     "all_reduce": lambda out, _: dist.all_reduce(out, async_op=True),
@@ -54,6 +54,7 @@ CASES: dict[str, Issue] = {
 def test_a_work_gives_back_what_the_caller_gave(name: str) -> None:
     output, given = Tensor(0.0), Tensor(3.0)
     work = CASES[name](output, given)
+    assert work is not None
     work.wait()
     assert work.result() == [output]
     assert work.get_future().value() == [output]
@@ -69,5 +70,6 @@ def test_a_block_gives_each_op_its_own() -> None:
             dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True) for x in (one, other)
         ]
     for work, x in zip(works, (one, other), strict=True):
+        assert work is not None
         work.wait()
         assert work.result() == [x]
