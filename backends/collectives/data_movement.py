@@ -344,7 +344,9 @@ def all_to_all(
     call.check_dtypes()
     own = pg.rank()
     call.check_own_part(outputs[own].size, inputs[own].size)
-    return call.issue((outputs, inputs), result=list(output_tensor_list)).finish(async_op)
+    return call.issue((outputs, inputs), result=list(output_tensor_list)).finish(
+        async_op
+    )
 
 
 def all_to_all_single(

@@ -127,7 +127,9 @@ def all_reduce(
     if type(tensor) is not np.ndarray and is_sparse(tensor):
         return sparse_all_reduce(tensor, op, pg).finish(async_op)
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
-    call = Op(OpType.ALL_REDUCE, device, (array,), (array,), result=tensor, reduce_op=op)
+    call = Op(
+        OpType.ALL_REDUCE, device, (array,), (array,), result=tensor, reduce_op=op
+    )
     return pg.issue(call).finish(async_op)
 
 

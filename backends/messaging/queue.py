@@ -11,7 +11,6 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
