@@ -18,4 +18,6 @@ RUN pip install --no-cache-dir '.[mpi,top,ucx]' jupyterlab matplotlib pybind11 s
 
 USER person
 EXPOSE 8888
-CMD ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser", "notebooks/01_quickstart.ipynb"]
+# The address that it prints would be that of the empty launcher with the file as argument.
+CMD ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser", \
+     "--LabApp.default_url=/lab/tree/notebooks/01_quickstart.ipynb"]

@@ -8,7 +8,13 @@ their Python twin.
 from __future__ import annotations
 
 import importlib
+from os.path import abspath, dirname, isdir
 from typing import TYPE_CHECKING, Any
+
+# Python that starts in a checkout takes this folder for the installed package; what
+# the wheel has inside of it is beside it here.
+if not isdir(f"{dirname(abspath(__file__))}/backends"):
+    __path__.append(dirname(dirname(abspath(__file__))))
 
 from rankscope import backends
 from rankscope.backends.groups import unattended as _unattended

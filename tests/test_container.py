@@ -34,15 +34,18 @@ def test_the_extras_are_there() -> None:
 
 @pytest.mark.processes
 def test_it_opens_the_first_notebook() -> None:
+    """The address that JupyterLab prints is that of the notebook."""
     # Its import takes long, and runs Node.
     from jupyterlab.labapp import LabApp  # type: ignore[import-untyped]
 
-    (line,) = re.findall(r"^CMD (.*)$", DOCKERFILE, re.MULTILINE)
-    program, lab, *options, notebook = json.loads(line)
+    (line,) = re.findall(r"^CMD (\[.*?\])$", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    program, lab, *options = json.loads(line.replace("\\\n", ""))
     assert (program, lab) == ("jupyter", "lab")
-    assert (ROOT / notebook).is_file()
-    names = {one.removeprefix("--").partition("=")[0] for one in options}
-    assert names <= {*LabApp.aliases, *LabApp.flags}
+    given = dict(one.removeprefix("--").split("=") for one in options if "=" in one)
+    notebook = given.pop("LabApp.default_url").removeprefix("/lab/tree/")
+    assert LabApp.default_url and (ROOT / notebook).is_file()
+    flags = {one.removeprefix("--") for one in options if "=" not in one}
+    assert given.keys() | flags <= {*LabApp.aliases, *LabApp.flags}
 
 
 def test_the_devcontainer_is_made_of_it(devcontainer: dict[str, Any]) -> None:
@@ -56,6 +59,9 @@ def test_the_devcontainer_is_made_of_it(devcontainer: dict[str, Any]) -> None:
     # JupyterLab as process 1 reaps nothing that a kernel has left.
     assert devcontainer["init"] is True
     assert "docker run --init " in DOCKERFILE
+    # What serves the port is the command of the image, on the person's own files.
+    assert devcontainer["overrideCommand"] is False
+    assert f"WORKDIR {devcontainer['workspaceFolder']}\n" in DOCKERFILE
     for port in devcontainer["forwardPorts"]:
         assert f"EXPOSE {port}\n" in DOCKERFILE
     for path in devcontainer["customizations"]["codespaces"]["openFiles"]:

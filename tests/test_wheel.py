@@ -91,6 +91,8 @@ def test_wheel_installs_and_imports(wheel: Path, tmp_path: Path) -> None:
     )
     for line in _run(python, "-c", script, cwd=tmp_path).splitlines():
         assert Path(line).is_relative_to(site)
+    # There the folder rankscope of the checkout is found first.
+    assert _run(python, "-m", "rankscope", "--version", cwd=ROOT)
     assert {path.name for path in site.iterdir()} <= {
         "borrowed.pth",
         "rankscope",

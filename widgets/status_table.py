@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from itertools import islice
 from typing import Any
@@ -98,9 +99,17 @@ def _html(model: BoardModel) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-    """Return all columns, but that of GPUs only where a rank has one."""
+    """Return all columns, but that of GPUs only where a rank has one.
+
+    On several hosts that of the host is among the last to go.
+    """
     with_gpus = any(row.texts["gpu_memory"] for row in rows)
-    return [one for one in COLUMNS if with_gpus or one.key != "gpu_memory"]
+    several = len({row.texts["host"] for row in rows} - {""}) > 1
+    return [
+        replace(one, drop=1) if several and one.key == "host" else one
+        for one in COLUMNS
+        if with_gpus or one.key != "gpu_memory"
+    ]
 
 
 def _facts(model: BoardModel) -> list[str]:

@@ -171,7 +171,8 @@ def _name_in_package(file: str) -> str:
     # The packages of a checkout are mapped from folders of other names.
     for name, module in [] if is_installed(file) else list(sys.modules.items()):
         if name.partition(".")[0] == _PACKAGE and name.count(".") < 2:
-            for folder in getattr(module, "__path__", ()):
+            # The second folder of the package itself is the whole checkout.
+            for folder in [*getattr(module, "__path__", ())][:1]:
                 if file.startswith(f"{folder}/"):
                     return f"{name.replace('.', '/')}{file[len(folder) :]}"
     return file

@@ -129,6 +129,17 @@ def test_the_columns_of_the_text_are_aligned(monkeypatch: pytest.MonkeyPatch) ->
     assert {len(line) for line in (head, lines[3], *rows)} == {len(head)}
 
 
+@pytest.mark.parametrize(("hosts", "there"), [(("a", "b"), True), (("a", "a"), False)])
+def test_a_narrow_terminal_keeps_the_host_where_there_are_several(
+    hosts: tuple[str, str], there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    view = group(enqueued=op(), started=op(), completed=op())
+    status = cluster(*(rank(n, view, host=host) for n, host in enumerate(hosts)))
+    titles = str(StatusTable(status)).splitlines()[2].split()
+    assert ("host" in titles, "engine" in titles) == (there, False)
+
+
 class _Text(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
