@@ -11,11 +11,20 @@ from dataclasses import dataclass
 from ..errors import DistBackendError
 from ..rank_sets import name_ranks
 
-__all__ = ["Held", "LostStateError", "choose"]
+__all__ = ["Held", "Hook", "LostStateError", "choose"]
 
 
 class LostStateError(DistBackendError):
     """No rank has the state of some ranks: a checkpoint has to be loaded."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A communication hook of DDP: its name, the ranks, how many steps it has done."""
+
+    name: str
+    ranks: tuple[int, ...]
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class Held:
         Whether all of its state is of one step.
     buckets : tuple of int
         What is equal where DDP has the same buckets.
+    hooks : tuple of Hook
+        The communication hooks of its modules of DDP.
     """
 
     replicas: tuple[int, ...]
@@ -44,6 +55,7 @@ class Held:
     is_fresh: bool = False
     is_whole: bool = True
     buckets: tuple[int, ...] = ()
+    hooks: tuple[Hook, ...] = ()
 
 
 def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
@@ -70,6 +82,7 @@ def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
                     "differs from rank to rank, as the stages of a pipeline do, is in "
                     "a DistributedDataParallel whose group has the ranks of a stage"
                 )
+    _require_same_hooks(told)
     parts = sorted({held.replicas for held in told.values()})
     if len(parts) > 1 and any(held.steps is None for held in told.values()):
         raise ValueError(
@@ -120,3 +133,19 @@ _LOAD = (
     "load a checkpoint (torch.distributed.checkpoint.load) on all ranks, in a function "
     "given as rankscope.torch.rejoin(model, optimizer, load=...)"
 )
+
+
+def _require_same_hooks(told: Mapping[int, Held]) -> None:
+    for rank, held in told.items():
+        own = [(one.name, one.ranks) for one in held.hooks]
+        for other in sorted({other for _, ranks in own for other in ranks}):
+            theirs = [(one.name, one.ranks) for one in told[other].hooks]
+            if theirs != own:
+                names, others = (
+                    ", ".join(name for name, _ in hooks) for hooks in (own, theirs)
+                )
+                raise ValueError(
+                    f"rejoin: rank {rank} has the communication hooks {names}, and "
+                    f"rank {other} has {others or 'none'}: register_comm_hook is "
+                    "called on all ranks, before rejoin"
+                )

@@ -71,10 +71,9 @@ def end_failed_passes(model: torch.nn.Module) -> None:
                 "_remove_autograd_hooks() of the DistributedDataParallel, and make "
                 "another one over the module"
             )
-    for module in model.modules():
-        if isinstance(module, private.DistributedDataParallel):
-            private.restore_precision(module)
-            private.restore_local_tensors(module)
+    for module in private.replicas(model):
+        private.restore_precision(module)
+        private.restore_local_tensors(module)
     sharded.reset_fully_sharded(model)
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "release",
     "renumber",
     "replace",
+    "replicas",
     "reset_reducer",
     "restore_local_tensors",
     "restore_precision",
@@ -240,6 +241,13 @@ def skip_init_sync() -> Callable[[], None]:
         DistributedDataParallel.__init__ = construct
 
     return restore
+
+
+def replicas(model: torch.nn.Module) -> Iterator[Any]:
+    """Yield the modules of DDP in `model`, which may be one itself."""
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            yield module
 
 
 # How often the reducer of a DDP model has built its buckets anew, until its last reset.

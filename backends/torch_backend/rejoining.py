@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as td
 
-from . import hooks_on_cpu, private, sharded, stale
+from . import comm_hooks, hooks_on_cpu, private, sharded, stale
 from .agreement import Held, LostStateError, choose
 from .joining import joining
 from .recovering import whole_groups
@@ -49,8 +49,14 @@ def rejoin(
                 "nobody knows what a pass that failed has left; expected "
                 "torch.distributed.fsdp.fully_shard"
             )
-    hooks_on_cpu.end_failed_passes(model)
     fresh = joining()
+    if sharded.overlaps(optimizer) and (fresh or group.group.generation):
+        raise ValueError(
+            "rejoin: the optimizer is a ZeroRedundancyOptimizer with overlap_with_ddp, "
+            "which keeps the buckets of DDP, and what a pass that failed has left: "
+            "make it and the DistributedDataParallel anew, and load a checkpoint"
+        )
+    hooks_on_cpu.end_failed_passes(model)
     with (
         stale.accepting(),
         contextlib.nullcontext() if fresh is None else fresh.rejoining(),
@@ -70,7 +76,6 @@ def _agree(
     """Have the model and its optimizer on all ranks be of one step."""
     own = _held(group, model, optimizer, step)
     told = _told(group, own)
-    modules = list(_replicas(model))
     # An abort may have come when some ranks had their final buckets, and some not.
     anew = any(one.is_fresh or one.buckets != own.buckets for one in told.values())
     try:
@@ -96,8 +101,9 @@ def _agree(
     model.zero_grad()
     if optimizer is not None:
         optimizer.zero_grad()
-    for module in modules:
+    for module in private.replicas(model):
         private.reset_reducer(module, anew=anew)
+    comm_hooks.begin_anew(model, told)
     return found
 
 
@@ -118,7 +124,7 @@ def _held(
     step: int | None,
 ) -> Held:
     ranks = set(td.get_process_group_ranks(group))
-    for module in _replicas(model):
+    for module in private.replicas(model):
         if not hasattr(module.process_group, "of_rankscope"):
             raise ValueError(
                 "rejoin: a DistributedDataParallel of the model has a group of another "
@@ -143,7 +149,8 @@ def _held(
         steps=_steps(optimizer) if step is None else step,
         is_fresh=joining() is not None,
         is_whole=is_whole,
-        buckets=tuple(private.bucket_changes(one) for one in _replicas(model)),
+        buckets=tuple(private.bucket_changes(one) for one in private.replicas(model)),
+        hooks=comm_hooks.hooks_of(model),
     )
 
 
@@ -166,12 +173,6 @@ def _with_same_shard(parameter: Any) -> set[int]:
         if placement.is_replicate():
             same[dim] = slice(None)
     return {*mesh.mesh[tuple(same)].flatten().tolist()}
-
-
-def _replicas(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    for module in model.modules():
-        if isinstance(module, private.DistributedDataParallel):
-            yield module
 
 
 def _steps(optimizer: torch.optim.Optimizer | None) -> int | None:

@@ -19,6 +19,7 @@ __all__ = [
     "end_pass",
     "is_of",
     "is_parameters",
+    "overlaps",
     "parameter_groups",
     "reset_fully_sharded",
     "stages",
@@ -44,6 +45,11 @@ def is_of(one: Any, where: tuple[str, str]) -> bool:
     """Return whether `one` is an instance of a class of torch, by its module."""
     module, name = where
     return module in sys.modules and isinstance(one, getattr(sys.modules[module], name))
+
+
+def overlaps(optimizer: Any) -> bool:
+    """Return whether an optimizer of ZeRO steps while DDP reduces gradients."""
+    return is_of(optimizer, ZERO) and optimizer._overlap_with_ddp
 
 
 def is_parameters(one: Any) -> bool:

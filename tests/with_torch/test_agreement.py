@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends.torch_backend.agreement import Held, LostStateError, choose
+from rankscope.backends.torch_backend.agreement import (
+    Held,
+    Hook,
+    LostStateError,
+    choose,
+)
 
 
 def told(parts: Sequence[Sequence[int]], *states: dict[str, Any]) -> dict[int, Held]:
@@ -95,3 +100,13 @@ def test_ranks_that_say_other_things_of_the_model_are_told() -> None:
         choose({**given, 1: Held((1,), layout="")})
     with pytest.raises(ValueError, match="rank 1 does not say so"):
         choose({0: given[0]})
+
+
+def test_ranks_whose_communication_hooks_differ_are_told() -> None:
+    hook = Hook("fp16", (0, 1))
+    both = Held((0, 1), "", hooks=(hook, hook))
+    assert choose({0: both, 1: both})[0] == 0
+    with pytest.raises(ValueError, match="has the communication hooks fp16, fp16, and"):
+        choose({0: both, 1: Held((0, 1), "", hooks=(hook,))})
+    with pytest.raises(ValueError, match="and rank 0 has none: register_comm_hook is"):
+        choose({0: Held((0, 1), ""), 1: both})

@@ -262,6 +262,82 @@ def test_rejoin_takes_the_state_of_the_rank_with_most_steps(three: Ranks) -> Non
     )
 
 
+def test_powersgd_begins_anew_on_all_ranks(three: Ranks) -> None:
+    """As in a training in which it does so at this step; rank 1 is as a fresh one."""
+    three.run(
+        dedent(
+            """
+            from rankscope.backends.torch_backend import private
+            power_sgd = training.powerSGD_hook
+            def compressed():
+                model = training.DistributedDataParallel(
+                    training.Net(), bucket_cap_mb=0.01)
+                state = power_sgd.PowerSGDState(None, matrix_approximation_rank=2,
+                    start_powerSGD_iter=2, min_compression_rate=1)
+                model.register_comm_hook(state, power_sgd.powerSGD_hook)
+                return model, training.adam(model), state
+            def its_steps(model, optimizer, _, *steps):
+                for step in steps:
+                    training.do_step(model, optimizer, training.own(step))
+            faulty, whole = compressed(), compressed()
+            its_steps(*faulty, *range(5))
+            its_steps(*whole, *range(5))
+            """
+        )
+    )
+    abort_amid(three, "its_steps(*faulty, 5)", "compressed")
+    three.run(
+        dedent(
+            """
+            if rank == 1:
+                private.reset_reducer(faulty[0], anew=True)
+                faulty[2].iter = 0
+                for kept in faulty[2].error_dict, faulty[2].q_memory_dict:
+                    kept.clear()
+            rankscope.torch.rebuild()
+            assert rankscope.torch.rejoin(*faulty[:2]) == 5
+            _, _, state = whole
+            for kept in state.error_dict, state.p_memory_dict, state.q_memory_dict:
+                kept.clear()
+            state.iter = 0
+            state.rng.seed(0)
+            rankscope.torch.rejoin(*whole[:2], step=5)
+            its_steps(*faulty, *range(5, 10))
+            its_steps(*whole, *range(5, 10))
+            assert faulty[2].iter == 5
+            for one, other in zip(faulty[0].parameters(), whole[0].parameters()):
+                assert torch.equal(one, other)
+            """
+        )
+    )
+
+
+def test_a_state_of_a_hook_that_nobody_knows_is_told(three: Ranks) -> None:
+    three.run(
+        "import warnings\n"
+        "hooked = training.DistributedDataParallel(training.Net())\n"
+        "hooked.register_comm_hook(\n"
+        "    {'steps': rank}, training.default_hooks.allreduce_hook)\n"
+        "with warnings.catch_warnings(record=True) as told:\n"
+        "    warnings.simplefilter('always')\n"
+        "    rankscope.torch.rejoin(hooked)\n"
+        "(told,) = told\n"
+        "assert 'hook allreduce_hook has a state, a dict, which' in str(told.message)\n"
+        "assert told.filename.startswith('cell'), told.filename"
+    )
+
+
+def test_an_overlapped_sharded_optimizer_is_refused(three: Ranks) -> None:
+    three.run({0: "rankscope.torch.abort(reason='for the next test')"})
+    three.run(
+        "rankscope.torch.rebuild()\n"
+        "overlapped = training.ZeroRedundancyOptimizer(\n"
+        "    model.parameters(), torch.optim.Adam, overlap_with_ddp=True)\n"
+        "error = raised(lambda: rankscope.torch.rejoin(model, overlapped))\n"
+        "assert 'with overlap_with_ddp' in str(error), error"
+    )
+
+
 def test_a_wrong_shrink_is_refused(three: Ranks) -> None:
     three.run(
         "error = raised(rankscope.torch.shrink)\n"
