@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankscope.backends import is_gloo_available, unavailable_reason
+from rankscope.backends.ucx import library
 from tools.other_environments import TORCH, torch_python
 
 from . import (
@@ -25,6 +26,7 @@ from . import (
     publishing,
     recovery,
     top,
+    training,
 )
 from .side_by_side import side_by_side
 from .table import Row, machine, markdown
@@ -36,6 +38,7 @@ BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PARTS = (
     "all_reduce",
     "coalescing",
+    "training",
     "mpi",
     "nccl",
     "cell",
@@ -93,6 +96,24 @@ def _coalescing(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
     )
 
 
+def _training(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
+    torch = torch_python(_say, note)
+    if torch is None:
+        return []
+    versions["torch"] = TORCH
+    contenders = ["training-gloo", "training-tcp"]
+    if (folder := library.folder()) is not None:
+        # The environment of torch has none.
+        os.environ[library.VARIABLE] = str(folder)
+        contenders.append("training-ucx")
+    return training.measure(
+        dict.fromkeys(contenders, torch),
+        rounds=3 if quick else 9,
+        say=_say,
+        left_out=note,
+    )
+
+
 def _mpi(quick: bool, note: Say) -> list[Row]:
     if importlib.util.find_spec("mpi4py") is None:
         note("mpi: mpi4py is not installed in this environment")
@@ -143,6 +164,7 @@ def main() -> None:
     parts: dict[str, Callable[[], list[Row]]] = {
         "all_reduce": lambda: _all_reduce(quick, versions, note),
         "coalescing": lambda: _coalescing(quick, versions, note),
+        "training": lambda: _training(quick, versions, note),
         "mpi": lambda: _mpi(quick, note),
         "nccl": lambda: _nccl(quick, versions, note),
         "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .ranks import ContenderFailed, MPIRanks, Ranks
+from .ranks import ContenderFailed, Ranks, started
 from .table import Row, Sample, size_name
 
-__all__ = ["measure"]
+__all__ = ["in_turns", "measure"]
 
 # Bytes → all_reduces in one block of one round. Shorter blocks of small ones measure
 # how the machine falls asleep between them.
@@ -59,31 +59,23 @@ def measure(
     """
     rows: list[Row] = []
     for size in (2, 4):
-        contenders: dict[str, Ranks] = {}
-        try:
-            for name, python in pythons.items():
-                try:
-                    kind = MPIRanks if name == "bare-mpi" else Ranks
-                    contenders[name] = kind(name, size, python)
-                except ContenderFailed as error:
-                    left_out(f"{size} ranks: {error}")
+        with started(pythons, size, left_out) as contenders:
             for nbytes, iterations in BLOCKS.items():
                 say(f"  all_reduce, {size} ranks, {size_name(nbytes)}")
-                samples = _size(contenders, nbytes, iterations, rounds, left_out)
+                samples = in_turns(contenders, nbytes, iterations, rounds, left_out)
                 rows += _rows(samples, nbytes, size)
-        finally:
-            for ranks in contenders.values():
-                ranks.close()
     return rows
 
 
-def _size(
+def in_turns(
     contenders: dict[str, Ranks],
     nbytes: int,
     iterations: int,
     rounds: int,
     left_out: Callable[[str], None],
+    variant: str = "",
 ) -> dict[str, Sample]:
+    """Return the times of each contender; one that fails is closed and taken away."""
     samples: dict[str, Sample] = {}
 
     def attempt(name: str, step: Callable[[Ranks], None]) -> None:
@@ -97,12 +89,12 @@ def _size(
             samples.pop(name, None)
 
     def prepare(ranks: Ranks) -> None:
-        ranks.prepare(nbytes)
-        ranks.times(min(iterations, 20))
+        ranks.prepare(nbytes, variant)
+        ranks.times(min(iterations, 20), variant)
         samples[ranks.name] = Sample([])
 
     def block(ranks: Ranks) -> None:
-        times = ranks.times(iterations)
+        times = ranks.times(iterations, variant)
         samples[ranks.name].rounds.append(times)
 
     for name in list(contenders):

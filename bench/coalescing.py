@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .ranks import ContenderFailed, Ranks
+from .ranks import ContenderFailed, Ranks, started
 from .table import Row, Sample, size_name
 
 __all__ = ["measure"]
@@ -36,19 +36,10 @@ def measure(
     `left_out` with the reason why a contender is left out.
     """
     rows: list[Row] = []
-    contenders: dict[str, Ranks] = {}
-    try:
-        for name, python in pythons.items():
-            try:
-                contenders[name] = Ranks(name, RANKS, python)
-            except ContenderFailed as error:
-                left_out(str(error))
+    with started(pythons, RANKS, left_out) as contenders:
         for nbytes, blocks in BLOCKS.items():
             say(f"  {COUNT} all_reduces of {size_name(nbytes)}")
             rows += _size(contenders, nbytes, blocks, rounds, left_out)
-    finally:
-        for ranks in contenders.values():
-            ranks.close()
     return rows
 
 

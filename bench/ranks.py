@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -10,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["ContenderFailed", "MPIRanks", "Ranks"]
+__all__ = ["ContenderFailed", "MPIRanks", "Ranks", "started"]
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -183,3 +185,25 @@ class MPIRanks(Ranks):
     def _log(self, rank: int) -> str:
         # mpiexec merges the output of all ranks into one stream.
         return super()._log(0)
+
+
+@contextlib.contextmanager
+def started(
+    pythons: Mapping[str, str], size: int, left_out: Callable[[str], None]
+) -> Iterator[dict[str, Ranks]]:
+    """Have `size` ranks of each contender, by its Python, within the block.
+
+    `left_out` is called with the reason where one does not start.
+    """
+    contenders: dict[str, Ranks] = {}
+    try:
+        for name, python in pythons.items():
+            try:
+                kind = MPIRanks if name == "bare-mpi" else Ranks
+                contenders[name] = kind(name, size, python)
+            except ContenderFailed as error:
+                left_out(f"{size} ranks: {error}")
+        yield contenders
+    finally:
+        for ranks in contenders.values():
+            ranks.close()

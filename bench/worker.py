@@ -101,14 +101,26 @@ class RankscopeUCX(Rankscope):
 class Torch(Contender):
     """torch.distributed's gloo backend."""
 
+    #: The transport of the backend ``rankscope``; ``None``: torch's gloo.
+    transport: str | None = None
+
     def __init__(self, rank: int, size: int, folder: str) -> None:
-        super().__init__(rank, size, folder)
+        Contender.__init__(self, rank, size, folder)
         import torch
         import torch.distributed as dist
 
         self.torch, self.dist = torch, dist
+        name, options = "gloo", None
+        if self.transport is not None:
+            import rankscope.torch
+
+            name, options = "rankscope", rankscope.torch.Options(self.transport)
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/torch", rank=rank, world_size=size
+            name,
+            init_method=f"file://{folder}/torch",
+            rank=rank,
+            world_size=size,
+            pg_options=options,
         )
 
     def allocate(self, count: int) -> Any:
@@ -117,6 +129,64 @@ class Torch(Contender):
     def op(self, variant: str) -> Callable[[], object]:
         array, all_reduce = self.array, self.dist.all_reduce
         return lambda: all_reduce(array)
+
+
+class Training(Torch):
+    """A step of DDP, or its all_reduces alone, besides a single one.
+
+    Variants: ``step`` of a model that has `nbytes` of parameters, and
+    ``communication``: all_reduces of buckets as DDP makes them of such a model.
+    """
+
+    def prepare(self, nbytes: int, variant: str) -> None:
+        self.torch.set_num_threads(1)
+        if variant == "":
+            super().prepare(nbytes, variant)
+        elif variant == "step":
+            self._make_model(nbytes)
+        else:
+            first, other = 1 << 20, 25 << 20
+            sizes = [first, *[other] * ((nbytes - first) // other)]
+            sizes.append(nbytes - sum(sizes))
+            self.buckets = [self.torch.zeros(one // 4) for one in sizes if one]
+
+    def _make_model(self, nbytes: int) -> None:
+        torch = self.torch
+        width = 512 if nbytes <= 16 << 20 else 2048
+        layers = range(nbytes // 4 // width**2)
+        module = torch.nn.Sequential(
+            *(torch.nn.Linear(width, width, bias=False) for _ in layers)
+        )
+        self.model = torch.nn.parallel.DistributedDataParallel(module)
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+        self.batch = torch.randn(8, width)
+
+    def op(self, variant: str) -> Callable[[], object]:
+        if variant == "":
+            return super().op(variant)
+        return self._step if variant == "step" else self._reduce_buckets
+
+    def _step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).pow(2).mean().backward()
+        self.optimizer.step()
+
+    def _reduce_buckets(self) -> None:
+        all_reduce = self.dist.all_reduce
+        for work in [all_reduce(one, async_op=True) for one in self.buckets]:
+            work.wait()
+
+
+class TrainingTCP(Training):
+    """Over the backend ``rankscope``, its default."""
+
+    transport = "tcp"
+
+
+class TrainingUCX(Training):
+    """Over the backend ``rankscope`` on UCX."""
+
+    transport = "ucx"
 
 
 class Coalescing(Rankscope):
@@ -172,23 +242,11 @@ class Coalescing(Rankscope):
         return self.dist.coalescing_manager()
 
 
-class TorchCoalescing(Coalescing):
+class TorchCoalescing(Torch, Coalescing):
     """`Coalescing` with torch.distributed's gloo."""
 
-    def __init__(self, rank: int, size: int, folder: str) -> None:
-        Contender.__init__(self, rank, size, folder)
-        import torch
-        import torch.distributed as dist
-
-        self.torch, self.dist = torch, dist
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/torch", rank=rank, world_size=size
-        )
-
-    def flat(self, count: int) -> Any:
-        return self.torch.empty(count, dtype=self.torch.float32)
-
-    ordinary = flat
+    prepare, op = Coalescing.prepare, Coalescing.op
+    flat = ordinary = Torch.allocate
 
     def manager(self) -> Any:
         return self.dist._coalescing_manager()
@@ -272,6 +330,9 @@ CONTENDERS: dict[str, type[Contender]] = {
     "torch": Torch,
     "coalescing": Coalescing,
     "torch-coalescing": TorchCoalescing,
+    "training-gloo": Training,
+    "training-tcp": TrainingTCP,
+    "training-ucx": TrainingUCX,
     "mpi": MPI,
     "bare-mpi": BareMPI,
 }
