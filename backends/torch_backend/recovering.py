@@ -149,6 +149,8 @@ def shrink(
             group.replace(shrink_group(excluded, group.group, SHRINK_ABORT))
         elif group.group.aborted is not None:
             rebuild_process_group(group.group)
+    # Up to torch 2.7 a mesh finds its groups by their ranks, and `replace` asks it.
+    for group in groups:
         private.renumber(group, [staying.index(one) for one in group.group.ranks])
     for one in world.groups():
         if gone & set(one.ranks):

@@ -100,13 +100,17 @@ def _groups_of(one: Any) -> list[Any]:
         meshes = [
             each.device_mesh for each in parameters if hasattr(each, "device_mesh")
         ]
-    # A mesh that this rank is not in has no groups here.
-    return [
-        group
-        for mesh in meshes
-        if mesh.get_coordinate() is not None
-        for group in mesh.get_all_groups()
-    ]
+    return [group for mesh in meshes for group in _groups_of_mesh(mesh)]
+
+
+def _groups_of_mesh(mesh: Any) -> list[Any]:
+    if mesh.get_coordinate() is None:
+        return []  # this rank is not in it
+    try:
+        return mesh.get_all_groups()  # type: ignore[no-any-return]
+    except TypeError:
+        # Torch 2.7 finds those of a mesh that has lost ranks no more: nor do its ops.
+        return []
 
 
 def stages(schedule: Any) -> list[Any]:
