@@ -45,7 +45,7 @@ def measure(
             for variant, nbytes, iterations, budgets in CASES:
                 if size == 1 and nbytes > 4:
                     break
-                what = f"{WHAT[variant]} {size_name(nbytes)}, {size} ranks"
+                what = f"{WHAT[variant]} {size_name(nbytes)}, {size} rank{'s' * (size > 1)}"
                 say(f"  {what}")
                 samples = in_turns(
                     contenders, nbytes, iterations, rounds, left_out, variant
