@@ -45,7 +45,8 @@ def measure(
             for variant, nbytes, iterations, budgets in CASES:
                 if size == 1 and nbytes > 4:
                     break
-                what = f"{WHAT[variant]} {size_name(nbytes)}, {size} rank{'s' * (size > 1)}"
+                ranks = f"{size} rank{'s' * (size > 1)}"
+                what = f"{WHAT[variant]} {size_name(nbytes)}, {ranks}"
                 say(f"  {what}")
                 samples = in_turns(
                     contenders, nbytes, iterations, rounds, left_out, variant

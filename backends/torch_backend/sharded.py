@@ -107,7 +107,7 @@ def _groups_of_mesh(mesh: Any) -> list[Any]:
     if mesh.get_coordinate() is None:
         return []  # this rank is not in it
     try:
-        return mesh.get_all_groups()  # type: ignore[no-any-return]
+        return list(mesh.get_all_groups())
     except TypeError:
         # Torch 2.7 finds those of a mesh that has lost ranks no more: nor do its ops.
         return []
