@@ -334,7 +334,8 @@ def test_an_overlapped_sharded_optimizer_is_refused(three: Ranks) -> None:
         "overlapped = training.ZeroRedundancyOptimizer(\n"
         "    model.parameters(), torch.optim.Adam, overlap_with_ddp=True)\n"
         "error = raised(lambda: rankscope.torch.rejoin(model, overlapped))\n"
-        "assert 'with overlap_with_ddp' in str(error), error"
+        "assert 'with overlap_with_ddp' in str(error), error\n"
+        "done = rankscope.torch.rejoin(model, optimizer)"
     )
 
 
