@@ -34,23 +34,24 @@ def find_causes(picture: Picture) -> list[Cause]:
     else:
         causes += [_of_stray(one, picture) or one for one in awaited]
     if picture.evidence.is_of_counts and len(picture.scenes) > 1:
-        return _seen_in_counts(causes)
+        return _seen_in_counts(causes, picture)
     if not causes:
         weak = [one for one in picture.differences if one.weak]
         causes = [_of_difference(one, picture) for one in weak[:1]]
     return causes or stuck_in_turn(picture)
 
 
-def _seen_in_counts(causes: Sequence[Cause]) -> list[Cause]:
+def _seen_in_counts(causes: Sequence[Cause], picture: Picture) -> list[Cause]:
     """Return the causes that counts of several groups prove.
 
     A rank that is behind in one group may wait in another one, or for a message. That
-    is not so of the only one for whom all others wait.
+    is not so of the only one for whom all others wait, unless a process is dead.
     """
     behind = [one for one in causes if one.fault is Fault.MISSING_RANKS]
     rest = [one for one in causes if one.fault is not Fault.MISSING_RANKS]
-    alone = len({rank for one in behind for rank in one.culprits}) == 1
-    return [*causes] if alone and not rest else rest
+    late = {rank for one in behind for rank in one.culprits}
+    dead = any(one.death is not None for one in picture.evidence.ranks.values())
+    return behind if len(late) == 1 and not rest and not dead else rest
 
 
 def _first_of_each(
