@@ -304,6 +304,16 @@ class Moment:
         """Return by how many ns the own time of `late` is above that of all others."""
         return _after({rank: one.own for rank, one in self.op.items()}, late)
 
+    def more(self, late: frozenset[int]) -> int:
+        """Return how many ns more the own time of `late` is than the least of others.
+
+        Of the others, the one that nothing has delayed tells what the step takes.
+        """
+        own = {rank: one.own for rank, one in self.op.items()}
+        return min(own[rank] for rank in late) - min(
+            time for rank, time in own.items() if rank not in late
+        )
+
     def left_late(self, late: frozenset[int], clocks: Clocks) -> int:
         """Return by how many ns `late` left the op before after all others."""
         left = {r: one.left_before - clocks.of(r) for r, one in self.op.items()}

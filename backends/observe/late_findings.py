@@ -23,6 +23,7 @@ from .late_patterns import (
     bursts_agree,
     enough_bursts,
     hosts_of,
+    outlasts_others,
     shape_of,
 )
 
@@ -159,7 +160,9 @@ def first_finding(
             if len(last) == count or len(last) > LEAST:
                 shape = shape_of(last, len(key.ranks), clocks)
                 all_ops = len(series) == len(ops)
-                if shape is not None and (all_ops or shape.pattern in LOCATED):
+                if shape is None or not outlasts_others(series, shape, len(last)):
+                    continue
+                if all_ops or shape.pattern in LOCATED:
                     each = round(len(ops) / len(series))
                     since = ops[ops.index(last[0]) :]
                     return _finding(shape, last, since, each, key, op, line, clocks)

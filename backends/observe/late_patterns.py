@@ -19,6 +19,7 @@ __all__ = [
     "bursts_agree",
     "enough_bursts",
     "hosts_of",
+    "outlasts_others",
     "shape_of",
 ]
 
@@ -30,11 +31,15 @@ STEADY = 0.75
 #: The same of the turns of all but one of those who take turns, and of bursts.
 BESIDE = 2e-3
 #: A scheduler may keep a rank behind for so few ops. Where these are all there is, a
-#: rank has to be late by 1.5 ms, and by more than the others differ in four of five ops
-#: or by much the same time each time: deviation over mean.
-FEW = 60
+#: rank has to be late by 1.5 ms, and in each op to take half of what it usually takes
+#: more than the others; beyond the first of them, in all but one of so many.
+FEW = 100
 OF_FEW = 1_500_000
-MOST_OPS = 0.8
+FIRM, EXCEPT = 20, 8
+FLOOR = 0.5
+#: By how many times as long ranks have to be late as others were for a while.
+OUTLASTS = 5
+#: Deviation over mean of what a slow link takes.
 REGULAR = 0.4
 #: By how many times as much one may be late in its turn as another one in its own.
 ALIKE = 4
@@ -84,11 +89,12 @@ def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
             if turns is None:
                 continue
             hits = _hits(ops, late, turns)
-            if period == 1 and len(ops) < FEW and not _stand_out(ops, hits):
-                return None
             if period > 1 and not _alike(hits):
                 continue
             pattern = _why(hits, clocks)
+            few = period == 1 and len(ops) < FEW
+            if few and pattern and not _stand_out(ops, turns[0], pattern):
+                return None
             if pattern is Pattern.STEADY and period > 1:
                 pattern = Pattern.TURNS
             elif pattern is Pattern.STEADY and late is views[1] and ranks > 2:
@@ -168,35 +174,37 @@ def _alike(hits: Sequence[tuple[Moment, frozenset[int]]]) -> bool:
     return max(middles) <= ALIKE * min(middles)
 
 
-def _stand_out(
-    ops: Sequence[Moment],
-    hits: Sequence[tuple[Moment, frozenset[int]]],
-    *,
-    clearly: bool = False,
-) -> bool:
-    """Return whether the late ranks stand out from what delays all of them.
+def _stand_out(ops: Sequence[Moment], late: frozenset[int], pattern: Pattern) -> bool:
+    """Return whether `late` take about as much more time in each op, and enough.
 
-    `clearly`: by much the same time, and by more than the others differ.
+    Work or a sleep takes its time in each step. What a scheduler takes is now more and
+    now next to nothing, also while it keeps the same rank behind.
     """
-    times = [one.by(late) for one, late in hits]
-    if median(times) < OF_FEW:
-        return False
-    regular = pstdev(times) <= REGULAR * fmean(times)
-    if regular is not clearly:
-        return regular
-    late = frozenset[int]().union(*(those for _, those in hits))
-    others = [rank for rank in ops[0].op if rank not in late]
-    if len(others) < 2:
-        return regular
-    # By how much the others differ from what is usual for each.
-    middles = [fmean(one.entered[rank] for rank in others) for one in ops]
-    offsets = [
-        [one.entered[rank] - middle for one, middle in zip(ops, middles, strict=True)]
-        for rank in others
-    ]
-    noise = [[at - median(some) for at in some] for some in offsets]
-    spreads = sorted(max(some) - min(some) for some in zip(*noise, strict=True))
-    return median(times) >= spreads[int(MOST_OPS * len(spreads))]
+    by = more = sorted(one.by(late) for one in ops)
+    if pattern is not Pattern.LEAVES_LATE:
+        more = sorted(one.more(late) for one in ops)
+    usual = median(more)
+    enough = min(usual, median(by)) >= OF_FEW
+    return enough and more[max(0, len(ops) - FIRM) // EXCEPT] >= FLOOR * usual
+
+
+def outlasts_others(ops: Sequence[Moment], shape: Shape, count: int) -> bool:
+    """Return whether `shape` has lasted for `count` of `ops`, much longer than others.
+
+    Where other ranks were late for a while and then were not, these may be, too.
+    """
+    late = frozenset(shape.ranks)
+    least = median(one.by(those) for one, those in shape.hits) / ALIKE
+    lasted: dict[frozenset[int], int] = {}
+    for one in ops:
+        if one.late and late.isdisjoint(one.late) and one.by(one.late) >= least:
+            lasted.setdefault(one.late, 0)
+        for those in lasted:
+            lasted[those] += 1 if those == one.late else -2
+            if OUTLASTS * lasted[those] > count:
+                return False
+        lasted = {those: n for those, n in lasted.items() if n > 0}
+    return True
 
 
 def _why(
@@ -242,7 +250,7 @@ def bursts_agree(firm: Sequence[Moment], shape: Shape) -> bool:
         one.late != late for one in firm
     ):
         return False
-    return _stand_out(firm, [(one, late) for one in firm], clearly=True)
+    return _stand_out(firm, late, shape.pattern)
 
 
 def hosts_of(late: frozenset[int], one: Moment, clocks: Clocks) -> tuple[str, ...]:

@@ -65,6 +65,30 @@ class TestNoise:
         run.steps(121, lambda n, rank: 5.0 if (rng.random() < 0.75) == rank else 1.0)
         assert not _found(run)
 
+    def test_a_scheduler_that_keeps_a_rank_behind_for_twenty_ops(self) -> None:
+        for seed in range(20):
+            run, rng, lateness = Run(seed=seed), random.Random(seed), Lateness()
+            for _ in range(6):
+                held, ms = rng.randrange(4), rng.choice((4, 8, 16))
+
+                def work(n: int, rank: int) -> float:
+                    return 3 + ms * rng.random() * (rank == held)  # noqa: B023
+
+                for _ in range(4):
+                    run.steps(5, work)
+                    lateness.take(run.dumps(last=30))
+                    assert not lateness.findings(), seed
+
+    def test_who_is_late_for_no_longer_than_others_were(self) -> None:
+        for seed in range(10):
+            run, lateness = Run(4, seed, heavy=0.3), Lateness()
+            for turn, held in enumerate((1, 3, 0)):
+                run.steps(24, lambda n, r: 3 + 8 * (r == held))  # noqa: B023
+                lateness.take(run.dumps(last=40))
+                # The first one may be late from now on; then, ranks change.
+                found = [one.ranks for one in lateness.findings()]
+                assert found == ([] if turn else [(1,)]), seed
+
     @pytest.mark.parametrize("which", RECORDED)
     def test_recorded_runs_on_two_cores(self, which: str) -> None:
         run = Run(len(RECORDED[which]))
