@@ -19,7 +19,7 @@ from rankscope.backends.rank_sets import (
 from ..absence_graph import picture_of
 from ..units import elapsed_text
 from .group import Group, blamed
-from .rows import Cells, text
+from .rows import SILENT, Cells, text
 
 __all__ = ["Banner", "banner_of", "verdict_cells"]
 
@@ -49,6 +49,8 @@ _BLAME = {
     Fault.EXECUTION_HANG: "hangs",
     Fault.UNDECIDED: "not known",
 }
+#: That of a rank without the op that the one in a recv or a send waits for.
+_LACKS = {"recv": "send missing", "send": "recv missing"}
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,11 @@ class Banner:
 
 def verdict_cells(verdict: Verdict, over: bool = False) -> dict[int, Cells]:
     """Return rank → the cells of its row for `verdict`; `over`: it was aborted."""
+    blame = _BLAME[verdict.fault]
+    if verdict.fault is Fault.MISSING_RANKS:
+        blame = _LACKS.get(verdict.op, blame)
     found: dict[int, Cells] = {
-        rank: {"verdict": _BLAME[verdict.fault], "blame": 1} for rank in blamed(verdict)
+        rank: {"verdict": blame, "blame": 1} for rank in blamed(verdict)
     }
     waits = "waited" if over else "waits"
     awaited = defaultdict[int, set[int]](set)
@@ -231,15 +236,17 @@ def _last_hang(groups: Sequence[Group]) -> str:
 
 def _silent(groups: Sequence[Group]) -> Banner | None:
     silent = {
-        rank
+        rank: row["state"]
         for group in groups
         for rank, row in group.base.items()
         if row["state"] in ("silent", "no answer")
     }
     if not silent:
         return None
-    told = tell_ranks(silent, "has sent no status lately")
-    return Banner("warning", "No answer", _sentence(told))
+    # On a host with too much to do a status comes late, and nobody was asked.
+    title = "No answer" if "no answer" in silent.values() else "Silent"
+    told = tell_ranks(silent, f"has sent no status for more than {SILENT:g} s")
+    return Banner("warning", title, _sentence(told))
 
 
 def _in_flight(groups: Sequence[Group], now: float) -> Banner | None:

@@ -33,8 +33,9 @@ FULL_REFRESH = 1.0
 #: Seconds after the last message after which a beat is sent: a page that gets none for
 #: 10 s shows that the kernel is gone.
 BEAT = 2.0
-#: The thread pauses for this many times the processor time of the last update.
-REST_FACTOR = 39.0
+#: The thread pauses for this many times the processor time of the last update, but for
+#: no more seconds than this: without a beat a page takes the kernel for gone.
+REST_FACTOR, LONGEST_REST = 39.0, 5.0
 #: Seconds without a message after which a page counts as closed: it sends one every
 #: 15 s, and a browser slows the timer of a hidden page down to once a minute.
 VIEWER_TIMEOUT = 150.0
@@ -242,7 +243,8 @@ class BoardFeed:
                     # An unexpected status: the next one may be fine.
                     _log.exception("the board could not be updated")
                 cost = time.thread_time() - began
-                self._closing.wait(max(self._interval, REST_FACTOR * cost))
+                rest = max(self._interval, REST_FACTOR * cost)
+                self._closing.wait(min(rest, LONGEST_REST))
         finally:
             cancel()
 

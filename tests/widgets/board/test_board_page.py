@@ -470,6 +470,10 @@ class TestButtons:
         call = picture.get_by_role("button", name="cell 7 line 3 · load()")
         call.click()
         assert picture.get_by_role("button", name="Zoom out").is_enabled()
+        # It is as high as the picture.
+        high = int(picture.locator("html").evaluate("page => page.offsetHeight"))
+        until(lambda: panel.locator("iframe").get_attribute("height") == str(high))
+        assert high < 150
         page.shot("board-flame-graph")
         assert scene.button("Sample 5 s").is_enabled()
 

@@ -142,3 +142,27 @@ def test_what_changes_at_rest_is_not_reported_again_and_again(saved: _Saved) -> 
     saved.ranks.take(state="busy", cell=7)
     until(lambda: saved.feed.model.banner().title == "Running", 60)
     assert len(saved.reports) == 1
+
+
+def test_pages_get_beats_however_long_an_update_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 1,024 ranks on a busy machine one takes 0.3 s: a page that waits for 10 s says so."""
+    monkeypatch.setattr(of_feed, "REST_FACTOR", 1e9)
+    monkeypatch.setattr(of_feed, "LONGEST_REST", 0.01)
+    monkeypatch.setattr(of_feed, "BEAT", 0.0)
+    sent: list[str] = []
+    ranks = _Ranks()
+    feed = BoardFeed(
+        cast(ObservedRanks, ranks),
+        lambda message: sent.append(message["type"]),
+        lambda: None,
+    )
+    feed.watch("page")
+    try:
+        until(
+            lambda: ranks.callback(0, cast(Summary, None)) or sent.count("beat") > 2,
+            60,
+        )
+    finally:
+        feed.close()

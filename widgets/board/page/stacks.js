@@ -6,6 +6,11 @@ import { make, setAttribute, setText } from "./elements.js";
 import { withPlaces } from "./links.js";
 
 const SAMPLED = 5; // s of a flame graph
+const TALLEST = 310; // px of a flame graph before it scrolls
+// A frame of another origin alone knows how high it is.
+const TELL_HEIGHT =
+  "<script>new ResizeObserver(() => parent.postMessage(document.documentElement.offsetHeight, '*'))" +
+  ".observe(document.body)</script>";
 
 export class Stacks {
   constructor(board) {
@@ -76,7 +81,12 @@ export class Stacks {
     const look =
       `color-scheme: ${dark ? "dark" : "light"}; color: ${value("--rs-fg")};` +
       `--jp-layout-color0: ${value("--rs-ground")}; background: ${value("--rs-ground")}`;
-    frame.srcdoc = `<!doctype html><html data-jp-theme-light="${!dark}" style="${look}">${page}`;
+    frame.srcdoc = `<!doctype html><html data-jp-theme-light="${!dark}" style="${look}">${page}${TELL_HEIGHT}`;
+    const fit = ({ source, data }) => {
+      if (!frame.isConnected) window.removeEventListener("message", fit);
+      else if (source === frame.contentWindow) frame.height = Math.min(data, TALLEST);
+    };
+    window.addEventListener("message", fit);
     return frame;
   }
 
