@@ -128,10 +128,11 @@ class Session:
                 continue
             if not {*one.waiting, *one.culprits}.isdisjoint(ranks):
                 text = f"{one.fault.value.capitalize()}: {one}"
+                bundle = {"text/plain": f"{text} (an interrupt ends the cell)"}
                 if self._board is not None:
                     # With the present time it would be a new output each second.
-                    return self._board.hang_bundle(text, one, when)
-                return {"text/plain": f"{text} (an interrupt ends the cell)"}
+                    bundle["text/html"] = self._board.hang_html(text, one, when)
+                return bundle
         return None
 
     def _is_outdated(self, verdict: Verdict) -> bool:

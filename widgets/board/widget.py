@@ -232,24 +232,21 @@ class Board(anywidget.AnyWidget):
             }
         return bundle
 
-    def hang_bundle(self, text: str, verdict: Verdict, when: str) -> dict[str, str]:
-        """Return why a cell hangs as an output, which the page puts a bar into.
+    def hang_html(self, text: str, verdict: Verdict, when: str) -> str:
+        """Return why a cell hangs as HTML, which the page puts a bar into.
 
         `when` is the time at which it was found.
         """
         if self._needs_view():
             text += " (`rankscope abort` in a terminal ends it)"
-        return {
-            "text/plain": text,
-            "text/html": hang_html(
-                text,
-                self.name,
-                when,
-                self._shell.execution_count,
-                picture_of(verdict),
-                bool(verdict.cycle),
-            ),
-        }
+        return hang_html(
+            text,
+            self.name,
+            when,
+            self._shell.execution_count,
+            picture_of(verdict),
+            bool(verdict.cycle),
+        )
 
     def _needs_view(self) -> bool:
         """Return whether the front end can show the board only as a widget's view."""

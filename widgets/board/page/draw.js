@@ -85,7 +85,7 @@ function drawLane(view, look, pen, place) {
   const every = view.pitch >= 12 ? 1 : 4;
   if (place % every === 0) {
     pen.fillStyle = look.quiet;
-    pen.fillText(clip(pen, nameOf(lane, view.wide), GUTTER - 10), 2, middle);
+    pen.fillText(clip(pen, nameOf(lane, view.wide), GUTTER - 13), 5, middle);
   }
   const [from, to] = view.sight.shown;
   const now = view.clock();
