@@ -398,6 +398,9 @@ class TestButtons:
             until(confirmed)
             (request,) = scene.page.sent()
             assert (request["do"], request["groups"]) == ("abort", groups)
+            if len(groups) > 1:
+                # Also while the kernel sends nothing.
+                until(scene.page.board().get_by_text("Aborting… 1 of 4").is_visible)
             did = {"type": "did", "id": request["id"], "ok": True, "text": "Done so."}
             scene.page.play(did)
 

@@ -147,7 +147,7 @@ def test_what_changes_at_rest_is_not_reported_again_and_again(saved: _Saved) -> 
 def test_pages_get_beats_however_long_an_update_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 1,024 ranks on a busy machine one takes 0.3 s: a page that waits for 10 s says so."""
+    """Of 1,024 ranks on a busy machine one takes 0.3 s, and a page waits for 10 s."""
     monkeypatch.setattr(of_feed, "REST_FACTOR", 1e9)
     monkeypatch.setattr(of_feed, "LONGEST_REST", 0.01)
     monkeypatch.setattr(of_feed, "BEAT", 0.0)

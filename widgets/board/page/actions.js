@@ -8,6 +8,7 @@ const ARMED = 6_000; // ms for which a confirmation is offered
 const DOUBLE = 350; // ms within which a second click belongs to a double click
 const NAMED = 3; // groups that a question names
 const LONG = 1_000; // ms after which an abort tells how far it is
+const TICK = 200; // ms between two looks at it
 
 /** "group 'tp'", or "2 hung groups, 'dp' and 'tp'". */
 export function nameGroups(groups, hung) {
@@ -27,7 +28,7 @@ const sizeOf = (groups) => plural(ranksOf(groups), "rank");
 export function aborting(groups, time) {
   const size = ranksOf(groups);
   const left = groups.reduce((sum, group) => sum + group.flight, 0);
-  if (time < LONG || !left) return "Aborting…";
+  if (time < LONG) return "Aborting…";
   return `Aborting… ${size - Math.min(left, size)} of ${sizeOf(groups)}`;
 }
 
@@ -119,8 +120,11 @@ class Action {
     this.ids = groups.map((group) => group.id);
     this.board.showOutcome("", true);
     this.update();
+    // A busy kernel may send nothing for a while.
+    const timer = setInterval(() => this.update(), TICK);
     const parameters = { ...this.parameters, groups: this.ids };
     this.board.store.request(this.what(), parameters, (answer) => {
+      clearInterval(timer);
       this.running = false;
       this.board.showOutcome(answer.text ?? "", answer.ok);
       if (answer.ok) this.done?.(answer);

@@ -16,5 +16,5 @@ test("an abort that takes long tells how many ranks it has reached", () => {
   equal(aborting(two, 1_500), "Aborting… 2 of 4 ranks");
   // A rank may have ops in flight in several groups.
   equal(aborting(two.map((one) => ({ ...one, flight: 3 })), 1_500), "Aborting… 0 of 4 ranks");
-  equal(aborting(two.map((one) => ({ ...one, flight: 0 })), 1_500), "Aborting…");
+  equal(aborting(two.map((one) => ({ ...one, flight: 0 })), 1_500), "Aborting… 4 of 4 ranks");
 });
