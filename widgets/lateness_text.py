@@ -51,6 +51,8 @@ def _table(group: GroupLateness) -> Sequence[str]:
     left = len(group.ranks) - len(rows)
     rest = [f"… and {left} more ranks"] if left else []
     title += f", {count} collectives"
+    if group.by_events:
+        title += ", by the GPUs' events"
     if group.clock_error:
         within = duration_text(group.clock_error)
         title += f", the clocks of the hosts agree within {within}"

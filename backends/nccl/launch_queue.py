@@ -23,8 +23,9 @@ from .work import Launch, NCCLWork
 
 __all__ = ["DeviceQueue", "queue_of_device"]
 
-#: Works that have completed, and their time on the device in ms, if it is known.
-Completed = tuple[Sequence[NCCLWork], "float | None"]
+#: Works that have completed, their time on the device in ms, and that between the end
+#: of the op before and their start, if these are known.
+Completed = tuple[Sequence[NCCLWork], "float | None", "float | None"]
 
 
 _NO_SWITCH = contextlib.nullcontext()
@@ -131,9 +132,9 @@ class DeviceQueue:
             self.lock.release()
         for stream in broken:
             stream.report_failure()
-        for works, elapsed_ms in completed:
+        for works, elapsed_ms, since_ms in completed:
             for work in works:
-                work.end(elapsed_ms, callbacks_later=callbacks_later)
+                work.end(elapsed_ms, since_ms, callbacks_later=callbacks_later)
         return moved or bool(completed)
 
     def _streams(self) -> set[Stream]:

@@ -61,6 +61,8 @@ class NCCLStream:
         # Launches that will not be launched, but may be half-way: kept for the abort.
         self._discarded: list[Launch] = []
         self._free_events: dict[bool, list[Any]] = {True: [], False: []}
+        # That of the last op that has ended, if it is timed.
+        self._last_end: Any = None
         self.state = StreamState.OPEN
         self._state_lock = threading.Lock()
         self._failure: Exception | None = None
@@ -219,13 +221,24 @@ class NCCLStream:
         self.comm.poll()
         completed: list[Completed] = []
         for _ in range(done):
-            launch, elapsed = in_flight[0], None
+            launch, elapsed, since = in_flight[0], None, None
             if launch.start_event is not None:
                 elapsed = cuda.elapsed_ms(launch.start_event, launch.end_event)
+                if self._last_end is not None:
+                    since = cuda.elapsed_ms(self._last_end, launch.start_event)
             in_flight.popleft()
-            completed.append((list(launch.works), elapsed))
+            completed.append((list(launch.works), elapsed, since))
+            self._keep_end(launch)
             self._forget(launch)
         return completed
+
+    def _keep_end(self, launch: Launch | None) -> None:
+        """Keep the end of `launch` in the place of that of the op before."""
+        if self._last_end is not None:
+            self._recycle([self._last_end], timed=True)
+            self._last_end = None
+        if launch is not None and launch.start_event is not None:
+            self._last_end, launch.end_event = launch.end_event, None
 
     def discard(self, launch: Launch) -> None:
         """Keep `launch`, which may be half issued, until the abort is done."""
@@ -410,6 +423,7 @@ class NCCLStream:
                 for launch in left:
                     self._forget(launch)
                 with cuda.device(self.comm.device):
+                    self._keep_end(None)
                     self._apply(StreamEvent.FREE)
                     self._destroy_events()
                     cuda.free_stream(self.cuda_stream)

@@ -50,7 +50,9 @@ class NCCLWork(Work):
     stream that waits for the op goes on, with garbage in the arrays.
     """
 
-    __slots__ = ("blocking", "callbacks_later", "launch", "returned_early")
+    __slots__ = (
+        *("blocking", "callbacks_later", "device_ns", "launch", "returned_early"),
+    )
 
     on_device = True
 
@@ -60,6 +62,7 @@ class NCCLWork(Work):
         #: Whether wait() blocks the host, too (barrier).
         self.blocking = False
         self.callbacks_later = False
+        self.device_ns: tuple[int, int] | None = None
         #: Whether wait() returned, or is about to, before the op had ended.
         self.returned_early = False
 
@@ -105,15 +108,24 @@ class NCCLWork(Work):
         if self.returned_early and error is not None and self.record is not None:
             record_async_error(self.record.status, error)
 
-    def end(self, elapsed_ms: float | None, *, callbacks_later: bool) -> None:
+    def end(
+        self,
+        elapsed_ms: float | None,
+        since_ms: float | None = None,
+        *,
+        callbacks_later: bool,
+    ) -> None:
         """Report success; `elapsed_ms` is the time on the device, if it is known.
 
+        `since_ms` is that from the end of the group's op before to the start of this.
         With `callbacks_later`, callbacks run on the progress thread.
         """
         now = time.time_ns()
         self.callbacks_later = callbacks_later
         if elapsed_ms is not None:
             self.started_ns = now - int(elapsed_ms * 1e6)
+            if since_ms is not None:
+                self.device_ns = int(since_ms * 1e6), int(elapsed_ms * 1e6)
         elif not self.started_ns:
             self.mark_started(now)
         self.mark_completed(completed_ns=now)

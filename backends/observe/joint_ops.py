@@ -7,6 +7,7 @@ before, is by its own clock.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -58,6 +59,7 @@ def slim(record: Record) -> dict[str, Any]:
     return {
         **{name: record[name] for name in _NEEDED},
         "uncounted_id": record.get("uncounted_id", 0),
+        "device_ns": record.get("device_ns"),
         "frame": {"source": record["frame"]["source"]},
     }
 
@@ -93,15 +95,27 @@ class Entry(NamedTuple):
     number: int
 
     @classmethod
-    def of(cls, found: Followed) -> Entry:
-        """Return the entry of a rank by its records."""
+    def of(cls, found: Followed, left: int) -> Entry:
+        """Return the entry of a rank by its records.
+
+        If it is by the events of a GPU, `left` is when the ranks have left: they do so
+        together, and no event tells a time of day.
+        """
         record, left_before = found.record, found.before["time_ended_ns"]
-        entered = record["time_created_ns"]
+        entered, waited = record["time_created_ns"], record["time_waited_ns"]
+        own = entered - left_before - found.blocked
+        if record.get("device_ns"):
+            own, took = record["device_ns"]
+            # A stream waits in an op from where it has come to it.
+            entered = waited = left - took
+            left_before = entered - own
+        else:
+            left = record["time_ended_ns"]
         return cls(
             entered,
-            record["time_ended_ns"],
-            max(0, record["time_waited_ns"]),
-            entered - left_before - found.blocked,
+            left,
+            max(0, waited),
+            own,
             left_before,
             found.excused,
             record["frame"]["source"],
@@ -121,7 +135,12 @@ def number_of(record: Record) -> tuple[int, int, int]:
 def why_unknown(record: Record) -> str:
     """Return why a record does not tell when its rank was there; empty if it does."""
     if record["backend"] == "nccl":
-        return "NCCL's ops are recorded when they are enqueued, not when a GPU is there"
+        if record.get("device_ns"):
+            return ""
+        return (
+            "NCCL's ops are recorded when they are enqueued, not when a GPU is there, "
+            "and no event of the GPU tells it"
+        )
     if record.get("time_waited_ns") is None:
         return "nothing tells since when a rank waits for its ops"
     return ""
@@ -134,6 +153,8 @@ def followed(records: Iterable[Record]) -> Iterator[Followed]:
     """
     # Group and generation → the last joint collective, and what came since.
     since: dict[tuple[str, int], tuple[Record, int, bool]] = {}
+    # The same, or what else a rank may wait in → when its last op has ended.
+    ends: dict[tuple[str, int] | None, int] = {}
     for record in records:
         key = record["group_id"], record["generation"]
         unequal = _is_unequal(record)
@@ -144,12 +165,21 @@ def followed(records: Iterable[Record]) -> Iterator[Followed]:
         is_joint = joint and not unequal and not _is_empty(record)
         if is_joint and key in since:
             before, blocked, excused = since[key]
+            if record.get("device_ns"):
+                # Its stream may have waited for any op that was in flight since.
+                others = max(
+                    (end for one, end in ends.items() if one != key), default=0
+                )
+                excused = excused or others > before["time_created_ns"]
             if number_of(before) < number_of(record):
                 yield Followed(record, before, blocked, excused)
             elif record["time_created_ns"] < before["time_ended_ns"]:
                 # Another op of the same call; else the group was destroyed and made
                 # again, and this is its first op.
                 continue
+        place = key if is_joint else None
+        ended = record["time_ended_ns"] or sys.maxsize
+        ends[place] = max(ended, ends.get(place, 0))
         for other, (before, blocked, excused) in since.items():
             if other != key or not is_joint:
                 blocked += _blocked(record)
@@ -190,6 +220,8 @@ class Clocks:
     error: int = 0
     #: Whether that holds whoever leaves an op late.
     exact: bool = True
+    #: Whether there are none: times are by the events of GPUs.
+    by_events: bool = False
 
     def of(self, rank: int) -> int:
         """Return by how many ns the clock of `rank` is ahead."""

@@ -78,6 +78,8 @@ class LateFinding:
     each: int = 1
     #: The hosts of the late ranks, of `Pattern.HOST`.
     hosts: tuple[str, ...] = ()
+    #: Whether it is by the events of GPUs.
+    by_events: bool = False
     #: Rank → from when to when the others waited for it, in ns on its own clock.
     windows: Mapping[int, Sequence[tuple[int, int]]] = field(
         default_factory=dict, repr=False
@@ -112,6 +114,8 @@ class LateFinding:
         )
         said += f": the others wait {_milliseconds(self.wait)} each time, "
         said += f"{self.share:.0%} of their time"
+        if self.by_events:
+            said += ", by the GPUs' events"
         if self.clock_error:
             within = _milliseconds(self.clock_error)
             said += f" (the clocks of the hosts agree within {within})"
@@ -260,7 +264,8 @@ def _finding(
         clocks.error / 1e9,
         each,
         hosts_of(late, ops[-1], clocks) if pattern is Pattern.HOST else (),
-        _windows(shape) if pattern in LOCATED else {},
+        clocks.by_events,
+        _windows(shape) if pattern in LOCATED and not clocks.by_events else {},
         (ops[0].op[key.ranks[0]].entered, ops[-1].op[key.ranks[0]].left),
     )
 

@@ -17,6 +17,7 @@ from typing import Any
 from ..groups.key import GroupKey
 from ..work.op_type import payload
 from .joint_ops import (
+    Clocks,
     Entry,
     Followed,
     JointOp,
@@ -53,6 +54,10 @@ OVERDUE = 3
 GRACE = 1_000_000_000
 
 
+#: The op, the line at which most ranks enter it, and whether events of GPUs tell when.
+Where = tuple[str, str, bool]
+
+
 @dataclass(frozen=True)
 class RankLateness:
     """One rank of a group, over the ops that are kept."""
@@ -77,6 +82,8 @@ class GroupLateness:
     unknown: str = ""
     #: Seconds by which the clocks of hosts may differ; 0 where the ranks share one.
     clock_error: float = 0.0
+    #: Whether it is by the events of GPUs.
+    by_events: bool = False
     #: What took most of the time once all ranks were in.
     speeds: tuple[Speed, ...] = ()
 
@@ -87,8 +94,8 @@ class _Group:
     #: The number of the last collective that was taken, and when it was entered.
     taken: tuple[int, int, int] = (-1, -1, -1)
     taken_ns: int = 0
-    #: Op and line → the last ones there.
-    lines: dict[tuple[str, str], deque[JointOp]] = field(default_factory=dict)
+    #: Op, line, whether by events of GPUs → the last ones there.
+    lines: dict[Where, deque[JointOp]] = field(default_factory=dict)
     speeds: Speeds = field(default_factory=Speeds)
     unknown: str = ""
 
@@ -185,11 +192,15 @@ class Lateness:
         group.unknown = next(filter(None, map(why_unknown, records)), "")
         if group.unknown or len({one["op"] for one in records}) > 1:
             return
-        where = records[0]["op"], _usual_line(records)
+        by_events = bool(records[0].get("device_ns"))
+        where = records[0]["op"], _usual_line(records), by_events
         ops = group.lines.pop(where, None) or deque(
             maxlen=max(KEPT, ENTRIES // len(ranks))
         )
-        entries = {rank: Entry.of(ranks[rank]) for rank in sorted(ranks)}
+        entries = {
+            rank: Entry.of(ranks[rank], records[0]["time_ended_ns"])
+            for rank in sorted(ranks)
+        }
         ops.append(entries)
         if size := _size(records[0], len(ranks)):
             takes = min(one.left - one.entered for one in entries.values())
@@ -227,17 +238,22 @@ class Lateness:
         if group.unknown:
             return GroupLateness(group.key, {}, unknown=group.unknown)
         lines = group.lines if self._ended else _current(group.lines)
-        clocks = align([one for ops in lines.values() for one in ops], self._hosts)
+        by_clocks = [one for where, ops in lines.items() if not where[2] for one in ops]
+        clocks, events = align(by_clocks, self._hosts), Clocks(by_events=True)
         moments = {
-            where: [Moment.of(one, clocks) for one in ops]
+            where: [Moment.of(one, events if where[2] else clocks) for one in ops]
             for where, ops in lines.items()
         }
         # Of what runs, what it does now; else as much as is known.
         counts = RECENT[::-1] if self._ended else RECENT
         found = [
             finding
-            for (op, line), ops in moments.items()
-            if (finding := first_finding(ops, counts, group.key, op, line, clocks))
+            for (op, line, by_events), ops in moments.items()
+            if (
+                finding := first_finding(
+                    ops, counts, group.key, op, line, events if by_events else clocks
+                )
+            )
         ]
         if self._ended:
             # On a loaded machine the order in which ranks leave one op and enter the
@@ -250,6 +266,7 @@ class Lateness:
             ranks,
             tuple(found),
             clock_error=clocks.error / 1e9,
+            by_events=not by_clocks,
             speeds=group.speeds.told(len(ranks)),
         )
 
@@ -275,8 +292,8 @@ def _size(record: Record, ranks: int) -> int:
 
 
 def _current(
-    lines: Mapping[tuple[str, str], Sequence[JointOp]],
-) -> dict[tuple[str, str], Sequence[JointOp]]:
+    lines: Mapping[Where, Sequence[JointOp]],
+) -> dict[Where, Sequence[JointOp]]:
     """Return the lines whose next op was not due long before the last op of all."""
 
     newest = max(_left(ops[-1]) for ops in lines.values())

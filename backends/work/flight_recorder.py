@@ -188,6 +188,7 @@ class Record(OpEntry):
         "backend",
         "collective_seq_id",
         "created_ns",
+        "device_ns",
         "dtypes",
         "ended_ns",
         "error",
@@ -243,6 +244,7 @@ class Record(OpEntry):
         self.created_ns = time.time_ns()
         self.started_ns = 0
         self.ended_ns = 0
+        self.device_ns: tuple[int, int] | None = None
         self.error: str | None = None
         self.waited = False
         #: When a thread began to wait for the op while it was in flight.
@@ -288,6 +290,7 @@ class Record(OpEntry):
         self.state = work._state
         self.started_ns = work.started_ns
         self.ended_ns = work.completed_ns
+        self.device_ns = work.device_ns
         status = self.status
         completed = self.state is COMPLETED
         latest = status.started
@@ -341,6 +344,7 @@ class Record(OpEntry):
             reduce_op=self.reduce_op and self.reduce_op.name.lower(),
             name_source=recorder.name_source,
             waited_ns=self.waited_ns,
+            device_ns=self.device_ns,
         )
 
     def course(self) -> Course:

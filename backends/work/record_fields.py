@@ -32,12 +32,14 @@ def record_fields(
     reduce_op: str | None,
     name_source: Callable[[Frame], str],
     waited_ns: int | None = None,
+    device_ns: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return a record, one of ours or of torch's, as plain data (JSON-able).
 
     The keywords are what the two have in different forms. A time of 0 is not known.
     `waited_ns` is when its caller began to wait for it; 0: it did not wait, `UNSEEN`,
     or ``None``: its library does not record that.
+    `device_ns` is `Work.device_ns`.
     `name_source` returns what people read for a line.
     """
 
@@ -75,6 +77,7 @@ def record_fields(
         "time_ended_ns": ended_ns,
         "time_waited_ns": waited_ns,
         "duration_ns": ended_ns - started_ns if started_ns and ended_ns else None,
+        "device_ns": device_ns,
         "frame": plain(frame, record.issuer),
         # The lines that called its function, the innermost first.
         "callers": [plain(one) for one in callers],

@@ -102,6 +102,9 @@ class Work:
 
     #: Whether ``wait()`` orders the caller's stream behind the op, not the host.
     on_device: bool = False
+    #: Ns on the device, if its events tell them: from the end of the op before it to
+    #: where the rank has come to this one, and from there to its end.
+    device_ns: tuple[int, int] | None = None
 
     def __init__(self, op_type: OpType = OpType.UNKNOWN, result: Any = None) -> None:
         self.op_type = op_type

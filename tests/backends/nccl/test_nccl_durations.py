@@ -11,7 +11,7 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.chrome_trace import chrome_trace
-from rankscope.backends.observe.lateness import Lateness
+from rankscope.backends.observe.lateness import GroupLateness, Lateness
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.work.flight_recorder import recorder
 from rankscope.engines.status import Summary, decode, encode
@@ -19,7 +19,7 @@ from rankscope.widgets.board.model import BoardModel
 from rankscope.widgets.board.text import board_text
 from rankscope.widgets.lateness_text import lateness_text
 from tests.backends.gpu_ranks import Rank, Ranks
-from tests.backends.gpu_simulation import Simulation
+from tests.backends.gpu_simulation import Event, Simulation
 from tests.widgets import statuses
 
 
@@ -84,21 +84,19 @@ def test_the_dumps_have_the_duration_of_the_events(shown: Ranks) -> None:
         assert [one["dur"] for one in bars if one["ph"] == "X"] == [2500.0] * 2
 
 
-@pytest.mark.parametrize("timing", [True, False])
-@pytest.mark.parametrize("waits", ["synchronize", "wait"])
-def test_nobody_is_late_by_when_an_op_is_enqueued(
-    ranks: Ranks, simulation: Simulation, timing: bool, waits: str
-) -> None:
-    # Rank 1 enqueues each op long after rank 0; when its GPU was there is not recorded.
+def _lateness(ranks: Ranks, ops: int, *, timing: bool, waits: str) -> GroupLateness:
+    """Return what is known where rank 1 enqueues each op long after rank 0."""
     recorder.clear()
     ranks.start(2)
-    both = Barrier(2)
+    both, first = Barrier(2), ranks.ranks[0].pg.status
 
     def body(r: Rank) -> None:
         r.pg.enable_timing(timing)
-        for _ in range(25):
+        for n in range(ops):
             both.wait(30)
-            if r.rank == 1:
+            if n and r.rank == 1:
+                # The first op has the ranks connected.
+                until(lambda: any(one.started_ns for one in first.in_flight.values()))
                 time.sleep(0.002)
             getattr(r.all_reduce(), waits)()
             until(lambda: not r.pg.status.in_flight)
@@ -110,9 +108,41 @@ def test_nobody_is_late_by_when_an_op_is_enqueued(
     dumps = {}
     for rank in (0, 1):
         mine = [one.as_dict() for one in records if one.status.rank == rank]
-        assert len(mine) == 25
+        assert len(mine) == ops
         dumps[rank] = {"groups": {mine[0]["group_id"]: key}, "records": mine}
     lateness.take(dumps)
     (group,) = lateness.groups()
+    return group
+
+
+@pytest.mark.parametrize("waits", ["synchronize", "wait"])
+def test_nobody_is_late_by_when_an_op_is_enqueued(ranks: Ranks, waits: str) -> None:
+    group = _lateness(ranks, 25, timing=False, waits=waits)
     assert (group.ranks, group.findings, group.speeds) == ({}, (), ())
     assert "enqueued, not when a GPU is there" in lateness_text([group], [])
+
+
+@pytest.mark.parametrize("waits", ["synchronize", "wait"])
+def test_events_tell_when_a_gpu_was_there(
+    ranks: Ranks, simulation: Simulation, waits: str
+) -> None:
+    elapsed_ms = simulation.cuda.elapsed_ms
+    asked: list[tuple[float, float]] = []
+
+    def elapsed(start: Event, end: Event) -> float:
+        asked.append((start.at, end.at))
+        return elapsed_ms(start, end)
+
+    simulation.cuda.elapsed_ms = elapsed  # type: ignore[method-assign]
+    group = _lateness(ranks, 5, timing=True, waits=waits)
+    assert group.by_events
+    assert "4 collectives, by the GPUs' events:" in lateness_text([group], [])
+    # Its kernel waits for that of rank 1, each time.
+    assert group.ranks[1].by > 0.001
+    starts, ends = zip(*asked, strict=True)
+    # From the start of each op to its end, and from there to the start of the next one:
+    # all but the first and the last of each rank have one before and one after them.
+    between = [one for one in asked if one[0] in ends and one[1] in starts]
+    assert (len(asked), len(between)) == (2 * (5 + 4), 2 * (5 + 4 - 2))
+    known = [one.device_ns for one in recorder.records()]
+    assert sorted(len(one or ()) for one in known) == [0] * 2 + [2] * 8

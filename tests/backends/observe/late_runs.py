@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Run", "noise"]
+__all__ = ["START", "Run", "noise"]
 
-_START = 1_700_000_000_000_000_000
+START = 1_700_000_000_000_000_000
 _MS = 1_000_000
 
 #: ms that a rank works before step `n` of `rank`.
@@ -131,7 +131,7 @@ class Run:
         """Record an op of a rank; `waited` is when it began to wait."""
 
         def at(ms: float) -> int:
-            return _START + int((ms + self.clocks.get(rank, 0.0)) * _MS)
+            return START + int((ms + self.clocks.get(rank, 0.0)) * _MS)
 
         is_p2p = op in ("send", "recv")
         self.counts[rank, group, is_p2p] += 1

@@ -16,7 +16,7 @@ from rankscope.backends.observe.lateness import GroupLateness, Lateness
 from rankscope.backends.observe.speeds import CLASSES, Speeds
 from rankscope.backends.work.record_fields import UNSEEN
 from rankscope.widgets.lateness_text import lateness_text
-from tests.backends.observe.late_runs import Run
+from tests.backends.observe.late_runs import START, Run
 
 #: What happened → rank → when it entered and left each all_reduce, in µs.
 RECORDED = json.loads(
@@ -544,6 +544,71 @@ class TestUnknown:
         lateness.take(run.dumps())
         (group,) = lateness.groups()
         assert group.ranks[0].of <= 31 * 3 + 120
+
+
+def _by_events(run: Run) -> Run:
+    """Turn the ops of `run` into NCCL's: enqueued at any time, seen to end later."""
+    rng = random.Random(3)
+    for records in run.records.values():
+        before = 0
+        for one in records:
+            at, left = one["time_created_ns"], one["time_ended_ns"]
+            one["backend"] = "nccl"
+            one["device_ns"] = (at - before, left - at) if before else None
+            before = left
+            one["time_created_ns"] -= int(rng.random() * 1_000_000)
+            one["time_ended_ns"] += int(rng.random() * 900_000)
+            one["time_waited_ns"] = 0
+    return run
+
+
+class TestEvents:
+    """NCCL's ops, by the events of the GPUs: no clock tells who is late."""
+
+    @INJECTED
+    def test_who_is_late(
+        self,
+        work: Callable[[int, int], int],
+        pattern: Pattern,
+        ranks: set[int],
+    ) -> None:
+        # No two GPUs share a clock.
+        run = Run(4, heavy=0.1, clocks={1: 3000.0, 2: -40.0, 3: 7.0})
+        run.steps(TWENTY + 1, lambda n, rank: 2 + 10 * work(n, rank))
+        (found,) = _found(_by_events(run), dict.fromkeys(range(4), "a") | {1: "b"})
+        assert (found.pattern, {*found.ranks}) == (pattern, ranks)
+        assert (found.clock_error, found.windows) == (0.0, {})
+        assert str(found).endswith("of their time, by the GPUs' events")
+
+    def test_healthy_ones(self) -> None:
+        for seed in range(30):
+            run = Run(2 + seed % 3, seed).steps(61, lambda n, rank: 2.0)
+            assert not _found(_by_events(run)), seed
+
+    def test_a_rank_that_may_wait_in_another_group_meanwhile(self) -> None:
+        run = Run(4, heavy=0.1).steps(61, lambda n, rank: 2 + 10 * (rank == 2))
+        assert [one.ranks for one in _found(_by_events(run))] == [(2,)]
+        # An op of a pair is in flight as the one before is issued, on each rank.
+        run.groups["pair"] = (2, 3)
+        for rank in (2, 3):
+            joint, run.records[rank] = run.records[rank], []
+            for one in joint:
+                at = (one["time_created_ns"] - START) / 1e6 - 1
+                run.add(rank, "all_reduce", at, at + 3, group="pair", waited=None)
+                run.records[rank][-1].update(backend="nccl", device_ns=(0, 3_000_000))
+                run.records[rank].append(one)
+        assert not _found(run)
+
+    def test_a_rank_that_leaves_late_makes_nobody_late(self) -> None:
+        run = Run(4, heavy=0.1, leave=lambda n, rank: 8.0 * (rank == 2))
+        assert not _found(_by_events(run.steps(61, lambda n, rank: 2.0)))
+
+    def test_a_kernel_that_finds_no_place_is_not_told_from_one_that_waits(self) -> None:
+        run = _by_events(Run(4, heavy=0.1).steps(61, lambda n, r: 2 + 10 * (r == 2)))
+        for one in run.records[2][1:]:
+            since, took = one["device_ns"]
+            one["device_ns"] = since - 10_000_000, took + 10_000_000
+        assert not _found(run)
 
 
 #: Two hosts, the clocks of which differ by 3 s.
