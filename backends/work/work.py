@@ -189,7 +189,9 @@ class Work:
         result = self._result
         if result is None:
             return []
-        return [result] if hasattr(result, "__dlpack_device__") else result
+        # What exports its memory may say no dtype; a sparse array exports none.
+        one = hasattr(result, "dtype") or hasattr(result, "__dlpack_device__")
+        return [result] if one else result
 
     def source_rank(self) -> int:
         """Return the sender's rank in the group, of a receive that is over.

@@ -676,9 +676,10 @@ def test_a_group_is_suspended_and_resumed(group: ProcessGroup, stub: Stub) -> No
 def test_an_old_library_is_refused_with_the_remedy(stub: Stub) -> None:
     assert nccl_library._no_library() is None
     stub.version = 21403
-    assert "NCCL 2.14.3 is too old, 2.23 is needed: pip install" in (
-        nccl_library._no_library() or ""
-    )
+    reason = nccl_library._no_library() or ""
+    assert "NCCL 2.14.3 is too old, 2.23 is needed: " in reason
+    # As this environment does it: "uv pip install" where uv has made it.
+    assert "pip install --upgrade nvidia-nccl-cu1" in reason
 
 
 def test_a_machine_without_a_driver_says_so() -> None:
