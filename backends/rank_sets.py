@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -13,12 +14,16 @@ __all__ = [
     "group_by",
     "in_plural",
     "name_ranks",
+    "read_members",
     "tell_ranks",
+    "write_members",
 ]
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
 
+#: More than any job has.
+MOST_RANKS = 1 << 20
 #: The verbs with which a fact about one rank begins, and those about several.
 _PLURALS = {
     "handles": "handle",
@@ -82,8 +87,32 @@ def describe_members(ranks: Sequence[int]) -> str:
     ``"ranks 0,2-3"``, with the syntax of ``-r``; ``"ranks 3,0"`` where they are not in
     ascending order.
     """
+    return f"ranks {write_members(tuple(ranks))}"
+
+
+@lru_cache(1024)
+def write_members(ranks: tuple[int, ...]) -> str:
+    """Return the ranks of a group, in its own order, for `read_members`."""
     ordered = list(ranks) == sorted(ranks)
-    return f"ranks {format_ranks(ranks) if ordered else ','.join(map(str, ranks))}"
+    return format_ranks(ranks) if ordered else ",".join(map(str, ranks))
+
+
+@lru_cache(1024)
+def read_members(text: str) -> tuple[int, ...]:
+    """Return the ranks that `write_members` has written.
+
+    Raises `ValueError` for a text of another process that is none, or means more ranks
+    than there can be.
+    """
+    found: list[int] = []
+    for part in text.split(",") if text else ():
+        first, dash, last = part.partition("-")
+        ends = int(first), int(last if dash else first)
+        # The bounds first: 0-999999999 must not be enumerated.
+        if not 0 <= ends[0] <= ends[1] < MOST_RANKS - len(found):
+            raise ValueError(f"ranks of a group: {part[:40]!r}")
+        found += range(ends[0], ends[1] + 1)
+    return tuple(found)
 
 
 def brief_members(ranks: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from rankscope.backends.rank_sets import write_members
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
 from rankscope.engines.agent.publisher import MIN_INTERVAL
 from rankscope.engines.cluster.profiling import Sampling
@@ -118,7 +119,7 @@ def status_message(rank: int, step: int, size: int) -> bytes:
     now = replace(op, state="started", elapsed=1e-3)
     group = GroupStatus(
         name="default",
-        ranks=tuple(range(size)),
+        members=write_members(tuple(range(size))),
         backend="cpu:tcp",
         generation=0,
         state="ready",

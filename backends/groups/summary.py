@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..interface.base import Backend
+from ..rank_sets import read_members, write_members
 from ..stores.base import Store
 from ..work.flight_recorder import OpEntry
 from ..work.state import OpRecord
@@ -102,8 +103,9 @@ class GroupStatus:
 
     #: The name that messages and the board show.
     name: str
-    #: The global ranks of the group.
-    ranks: tuple[int, ...]
+    #: The global ranks of the group, as `write_members` has them: each of 1,024 ranks
+    #: sends them with each status.
+    members: str
     #: The backend string.
     backend: str
     #: How often the group was rebuilt.
@@ -148,6 +150,12 @@ class GroupStatus:
     def __post_init__(self) -> None:
         for _, nbytes in self.moved.values():
             check_bytes(nbytes)
+        read_members(self.members)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the group, in its order."""
+        return read_members(self.members)
 
     @property
     def key(self) -> GroupKey:
@@ -164,7 +172,7 @@ def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:
     reason = current.aborted
     return GroupStatus(
         name=spec.name,
-        ranks=tuple(spec.ranks),
+        members=write_members(tuple(spec.ranks)),
         backend=str(spec.config),
         generation=current.number,
         state="ready" if reason is None else "aborted",

@@ -9,7 +9,7 @@ from ..errors import DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
 from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
-from ..rank_sets import describe_members
+from ..rank_sets import describe_members, write_members
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from . import aborting, rebuilding
@@ -88,7 +88,7 @@ class TorchGroup(WatchedGroup):
         reason = self.aborted
         return GroupStatus(
             name=self.name,
-            ranks=self.key.ranks,
+            members=write_members(self.key.ranks),
             backend=",".join(f"{key}:{name}" for key, name in self.devices.items()),
             generation=self.generation,
             state="ready" if reason is None else "aborted",

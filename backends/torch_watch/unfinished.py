@@ -23,7 +23,7 @@ from ..errors import DistAbortedError, DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
 from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
-from ..rank_sets import name_ranks
+from ..rank_sets import name_ranks, write_members
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
@@ -71,7 +71,7 @@ class UnfinishedGroup(WatchedGroup):
         elapsed = (time.time_ns() - self._began_ns) / 1e9
         return GroupStatus(
             name=self.name,
-            ranks=self.key.ranks,
+            members=write_members(self.key.ranks),
             backend="",
             generation=self.generation,
             state="ready" if self.reason is None else "aborted",
@@ -282,7 +282,7 @@ class PendingGroup(WatchedGroup):
         """Return its status on this rank."""
         return GroupStatus(
             name=self.name,
-            ranks=self.key.ranks,
+            members=write_members(self.key.ranks),
             backend=self._exported["backend"],
             generation=self._exported["generation"],
             state="aborted",

@@ -31,7 +31,7 @@ from rankscope.engines.status import (
 OP = OpStatus("all_reduce", 4, source="cell 7 line 3")
 GROUP = GroupStatus(
     name="default",
-    ranks=(0, 1),
+    members="0-1",
     backend="cpu:tcp",
     generation=2,
     state="ready",
@@ -114,8 +114,11 @@ class TestSummaries:
         ("field", "value"),
         [
             ("name", 3),
-            ("ranks", "01"),
-            ("ranks", ["1"]),
+            ("members", ["1"]),
+            ("members", "0,one"),
+            ("members", "3-1"),
+            ("members", "0-999999999"),
+            ("members", "0-999999," * 2),
             ("generation", True),
             ("timeout", math.nan),
             ("devices", []),
@@ -129,7 +132,9 @@ class TestSummaries:
         self, field: str, value: Any
     ) -> None:
         encoded = text(groups=[{**asdict(GROUP), field: value}])
-        with pytest.raises(ValueError, match=r"Expected|malformed") as refused:
+        with pytest.raises(
+            ValueError, match=r"Expected|malformed|invalid|ranks"
+        ) as refused:
             decode(encoded)
         # The reason is shown, and the status of the others is not affected.
         one = slot(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rankscope.backends.rank_sets import write_members
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
 
 __all__ = ["cluster", "group", "op", "rank"]
@@ -32,7 +33,8 @@ def group(
         "in_flight": 0,
         "oldest": None,
     }
-    return GroupStatus(name=name, ranks=tuple(ranks), **{**values, **fields})
+    members = write_members(tuple(ranks))
+    return GroupStatus(name=name, members=members, **{**values, **fields})
 
 
 def rank(number: int, *groups: GroupStatus, **fields: Any) -> RankStatus:

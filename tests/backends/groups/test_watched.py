@@ -14,6 +14,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import World, world
 from rankscope.backends.observe.export import local_dump
+from rankscope.backends.rank_sets import write_members
 from rankscope.backends.stores.base import Store
 
 
@@ -30,7 +31,14 @@ class Group:
 
     def summary(self) -> GroupStatus:
         return GroupStatus(
-            self.name, self.ranks, "", 0, "ready", None, None, library="lib"
+            self.name,
+            write_members(self.ranks),
+            "",
+            0,
+            "ready",
+            None,
+            None,
+            library="lib",
         )
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:

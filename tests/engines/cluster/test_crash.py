@@ -15,7 +15,7 @@ from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.status import GroupStatus, OpStatus, Summary
 from rankscope.engines.wire.answers import Answers
 
-GROUP = GroupStatus("default_pg", (0, 1), "cpu:gloo", 0, "ready", None, 60.0)
+GROUP = GroupStatus("default_pg", "0-1", "cpu:gloo", 0, "ready", None, 60.0)
 OP = OpStatus(
     "all_reduce",
     3,
@@ -118,7 +118,7 @@ def test_the_op_that_ended_it_may_not_be_in_its_last_status() -> None:
 
     A status has neither the age of the op before nor its arrays.
     """
-    group = replace(GROUP, ranks=(0, 1, 2), enqueued=OpStatus("all_reduce", 3))
+    group = replace(GROUP, members="0-2", enqueued=OpStatus("all_reduce", 3))
     slots = [RankSlot(rank, summary=Summary(groups=(group,))) for rank in range(3)]
     theirs = {1: replace(OP, seq=4), 2: replace(OP, seq=4, dtypes=("float64",))}
 
@@ -154,7 +154,7 @@ def test_the_last_records_tell_which_receive_a_message_has_ended() -> None:
 
 def test_ranks_that_end_together_have_one_cause() -> None:
     """Only the rank that is at fault lives to answer."""
-    group = replace(GROUP, ranks=(0, 1, 2, 3), oldest=OP)
+    group = replace(GROUP, members="0-3", oldest=OP)
     odd = record(replace(OP, dtypes=("int64",), source="cell 7 line 9"))
     slots = [RankSlot(rank, summary=Summary(groups=(group,))) for rank in range(4)]
 
