@@ -803,10 +803,9 @@ class TestTimeline:
         # Who is missing comes first.
         rings[2]["records"].pop()
         told("rank 2 has not entered all_reduce #25")
-        # Not yet: it may be late, as it was before. So long that no slow machine
-        # gets there, the page's clock is before that of the message.
+        # Not yet: it may be late, as it was before, and no longer be so.
         found = timeline(rings, {}, minute + 10**7)
-        scene.page.play({"type": "timeline", "now": scene.model.now + 1e6, **found})
+        scene.page.play({"type": "timeline", "now": 1.0, **found})
         until(lambda: "has not entered" not in scene.texts("tools")[0], 30)
 
     def test_who_waits_itself_does_not_look_like_the_culprit(

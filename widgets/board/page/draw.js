@@ -4,7 +4,7 @@ import { DARK, clip, colours, sized } from "./canvas.js";
 import { nameOf } from "./fold_lanes.js";
 import { GUTTER, tickText } from "./scale.js";
 import { durationText } from "./text.js";
-import { W, endOf, isRunning, sameOp } from "./works.js";
+import { W, endOf, isRunning, lasting, sameOp } from "./works.js";
 
 export const AXIS = 20; // px for the times above
 const HEAD = 6; // px of the head of an arrow
@@ -171,7 +171,7 @@ function fitting(pen, texts, room) {
 /** A rank that has not entered a collective: dashes while others wait, pale if it waits, too. */
 function drawMissing(view, look, pen, first, last) {
   const now = view.clock();
-  for (const missing of view.store.timeline.missing) {
+  for (const missing of lasting(view.store.timeline)) {
     for (let place = first; place < last; place++) {
       const lane = view.lanes[place];
       if (lane.group !== missing.group || !missing.ranks.includes(lane.rank)) continue;

@@ -15,12 +15,11 @@ import { TimelineInput } from "./timeline_input.js";
 import { makeLegend, makeTools, saveFile } from "./timeline_parts.js";
 import { Tip } from "./tip.js";
 import {
-  W, describeMessages, describeWork, extentOf, isCulprit, isMissing, isRunning, lanesOf, messagesOf,
-  recentOf, tellMissing, twinOf,
+  W, describeMessages, describeWork, extentOf, isCulprit, isMissing, isRunning, lanesOf, lasting,
+  messagesOf, recentOf, tellMissing, twinOf,
 } from "./works.js";
 
 const TALLEST = 360; // px of lanes before they scroll
-const NOTABLE = 5e8; // ns from which on a rank is told to be missing: others come later each time
 
 export class Timeline {
   constructor(store, goTo) {
@@ -166,14 +165,13 @@ export class Timeline {
 
   /** Show what is certain about what is in sight: who is missing, or else who comes late. */
   tell() {
-    const { missing, late } = this.store.timeline;
+    const { late } = this.store.timeline;
     const [from, to] = this.sight.shown;
     const groups = new Set(this.all.map(({ group }) => group));
-    const now = this.clock();
-    const absent = missing.find(({ group, since, until }) => {
-      const end = until < 0 ? now : until;
-      return groups.has(group) && since <= to && end >= from && end - since >= NOTABLE;
-    });
+    const absent = lasting(this.store.timeline).find(
+      ({ group, since, until }) =>
+        groups.has(group) && since <= to && (until < 0 || until >= from),
+    );
     const behind = late.find(
       ({ group, span: [begun, ended] }) => groups.has(group) && begun <= to && ended >= from,
     );

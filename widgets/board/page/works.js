@@ -10,6 +10,8 @@ export const W = {
   state: 7, line: 8, count: 9, size: 10, root: 11, error: 12, isP2p: 13,
 };
 
+const NOTABLE = 5e8; // ns from which on a rank is shown to be missing
+
 export function isRunning(work) {
   return work[W.ended] < 0;
 }
@@ -56,6 +58,14 @@ export function lanesOf({ groups, lanes, missing }, group) {
 /** Whether the rank of a lane has not entered a collective that others wait in. */
 export function isMissing(missing, lane) {
   return missing.some(({ group, ranks }) => group === lane.group && ranks.includes(lane.rank));
+}
+
+/**
+ * The collectives that ranks were missing in for a while as the records were read: of a
+ * loop that runs on, others come later each time, and the records are of a moment ago.
+ */
+export function lasting({ missing, clock }) {
+  return missing.filter(({ since, until }) => (until < 0 ? clock : until) - since >= NOTABLE);
 }
 
 /** Whether the rank of a lane is missing, and waits for no other rank meanwhile. */

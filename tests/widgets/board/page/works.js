@@ -1,6 +1,6 @@
 import {
-  W, describeMessages, describeWork, endOf, extentOf, isCulprit, lanesOf, messagesOf, nearest,
-  recentOf, tellMissing, twinOf, unpack, workNear,
+  W, describeMessages, describeWork, endOf, extentOf, isCulprit, lanesOf, lasting, messagesOf,
+  nearest, recentOf, tellMissing, twinOf, unpack, workNear,
 } from "/widgets/board/page/works.js";
 import { equal, test } from "./harness.js";
 
@@ -118,6 +118,11 @@ test("a group of two messages is one", () => {
   const second = unpack(message(), first);
   equal([first.lanes[0], first.missing[0], first.late[0]].map(({ group }) => group).every((one) => one === first.groups[0]), true);
   equal(second.lanes[0].group === first.lanes[0].group, true);
+});
+
+test("who is missing for a moment, as the records were read, is not shown", () => {
+  const [long, short, over] = [[1e9, -1], [2e9, -1], [1e9, 1.2e9]].map(([since, until]) => ({ since, until }));
+  equal(lasting({ missing: [long, short, over], clock: 2.1e9 }), [long]);
 });
 
 test("a culprit is missing and waits for nobody", () => {
