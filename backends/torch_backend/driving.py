@@ -139,7 +139,8 @@ class OpFuture(_Future):
             self.backward.settle_until(self)
             return
         try:
-            self.work.wait()
+            # On a device wait() would let this thread go on before the op is over.
+            self.work.synchronize()
         finally:
             if self.work.state.is_terminal:
                 self.settle()
@@ -223,7 +224,7 @@ class Backward:
         """Wait for the oldest op, end its future and call its callbacks."""
         oldest = self.pending.popleft()
         try:
-            oldest.work.wait()
+            oldest.work.synchronize()
         finally:
             if oldest.work.state.is_terminal:
                 oldest.settle()

@@ -239,16 +239,18 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 class _Shape:
-    """A tensor as its shape and dtype, on this rank."""
+    """A tensor as its shape, dtype and kind of device, on this rank."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         own = _local(tensor)
         self.shape, self.dtype = tuple(own.shape), own.dtype
+        # Each rank has a GPU of its own, which is its current one.
+        self.device = own.device.type
         self.is_sharded = hasattr(tensor, "device_mesh")
 
     def make(self, parameter: Any) -> torch.Tensor:
         """Return such a tensor, sharded as the parameter that it is the state of."""
-        own = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        own = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         if not self.is_sharded:
             return own
         return type(parameter.data).from_local(

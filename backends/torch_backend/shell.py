@@ -36,7 +36,7 @@ _MIXES = (2, 14)
 
 
 class _Shell(Ops):
-    """A group of torch, or its part for CPU tensors, over a Rankscope group: `group`.
+    """A group of torch, or its part for one device, over a Rankscope group: `group`.
 
     `made_by` is what torch tells the creator of a backend, and `description` what the
     group is for.
@@ -164,7 +164,7 @@ class _Shell(Ops):
 
 
 class BackendRankscope(_Shell, c10d.Backend):  # type: ignore[misc]
-    """The part for CPU tensors of a group of torch that has other backends, too."""
+    """The part for one device type of a group of torch that has other backends."""
 
     def __init__(self, made_by: Any, options: Options, description: str) -> None:
         c10d.Backend.__init__(self, made_by.group_rank, made_by.group_size)
@@ -177,7 +177,7 @@ class BackendRankscope(_Shell, c10d.Backend):  # type: ignore[misc]
         return c10d.Backend.Options(NAME, timeout=timeout)
 
     def split(self, store: Any, ranks: Sequence[int], opts: Any) -> BackendRankscope:
-        """Return the part for CPU tensors of a group of `ranks` of this one."""
+        """Return such a part of a group of `ranks` of this one."""
         chosen, description = private.being_split()
         left_out = sorted({*range(self._size)} - {*(chosen or ranks)})
         if left_out:
@@ -213,15 +213,16 @@ class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(one) for one in self.group.config.device_backend_map]
 
     def _get_backend(self, device: torch.device) -> ProcessGroupRankscope:
-        """Return the group itself, which is the backend of CPU tensors."""
-        if torch.device(device).type != "cpu":
+        """Return the group itself, which is the backend of its devices."""
+        wanted = torch.device(device)
+        if wanted.type not in self.group.config.device_backend_map:
             # The error of torch's own groups, which its code expects.
             raise RuntimeError(
-                f"No backend type associated with device type {torch.device(device)}: "
-                "the backend rankscope takes tensors on the CPU"
+                f"No backend type associated with device type {wanted}: the group has "
+                f"{self.group.config}"
             )
         return self
 

@@ -1,4 +1,7 @@
-"""The memory of a tensor as what Rankscope's collectives take; nothing is copied."""
+"""The memory of a tensor as what Rankscope's collectives take; nothing is copied.
+
+Of a tensor on CUDA that is a tensor, too, of which they make an array of cupy.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import torch
 from ..devices.torch_memory import host_array
 
 __all__ = ["memories", "memory", "row_memory"]
+
+_DEVICES = "cpu", "cuda"
 
 # Dtypes that numpy lacks: an op that only moves data takes the bits.
 _BITS = {
@@ -35,16 +40,15 @@ def memory(tensor: torch.Tensor, where: object, *, moved: bool = False) -> Any:
     ``str(where)`` names op and group.
 
     Raises `TypeError` for a tensor that has no such memory, `ValueError` for one that
-    is not dense, or not on the CPU.
+    is not dense, or on another device than the CPU or CUDA.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{where}: got a {type(tensor).__name__}; expected a tensor")
     tensor = tensor.detach()
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in _DEVICES:
         raise ValueError(
             f"{where}: the tensor is on {tensor.device}; the backend rankscope takes "
-            "tensors on the CPU: move it there with .cpu(), or use a group of the "
-            "backend nccl"
+            "tensors on the CPU and on CUDA: move it there with .cpu()"
         )
     if tensor.layout is not torch.strided:
         raise ValueError(
@@ -65,6 +69,8 @@ def memory(tensor: torch.Tensor, where: object, *, moved: bool = False) -> Any:
         elif tensor.dtype is torch.bfloat16:
             # Rankscope's own collectives have it, with the package ml_dtypes.
             return tensor
+    if tensor.device.type != "cpu":
+        return tensor
     try:
         return host_array(tensor)
     except (RuntimeError, TypeError) as error:
