@@ -20,8 +20,9 @@ class Options:
     ----------
     transport : str, optional
         What moves the bytes, as ``backend`` of ``rankscope.init_process_group``:
-        ``"tcp"`` or ``"ucx"``, the same on every rank. The default is the host engine,
-        tcp, and for a group of some of the ranks what the default group has.
+        ``"tcp"``, ``"ucx"`` or ``"cpu:ucx,cuda:nccl"``, the same on every rank. The
+        default is the host engine, tcp, with NCCL for CUDA tensors where cupy is
+        installed, and for a group of some of the ranks what the default group has.
 
     Examples
     --------

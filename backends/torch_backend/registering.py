@@ -30,7 +30,9 @@ def register() -> None:
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     known = c10d.Backend
     if NAME.upper() not in known._plugins:
-        known.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        known.register_backend(
+            NAME, _create, extended_api=True, devices=["cpu", "cuda"]
+        )
     # From torch 2.15 on a recorder of torch is attached to the groups of backends that
     # do not record by themselves, which fails at one that is a ProcessGroup.
     recording: set[str] = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set())

@@ -6,8 +6,11 @@ NCCL refuses two ranks on one GPU of one host. Each rank therefore has another
 
 from __future__ import annotations
 
+import copy
 import importlib
+import os
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from rankscope.backends.groups.world import world as groups
 from rankscope.backends.nccl import dtypes as nccl_types
 from rankscope.backends.nccl import nccl4py
 from rankscope.backends.nccl.stream import NCCLStream
+from rankscope.engines.cluster.gpus import Gpus
 from tests.gpu.ranks import used, world
 from tools import support_table
 
@@ -322,3 +326,40 @@ def suspends(me: Rank) -> None:
 
 def test_a_group_is_suspended_and_resumed() -> None:
     run_ranks(2, suspends, timeout=WAIT)
+
+
+def trains(me: Rank) -> None:
+    """Train a model of torch by DDP over the backend ``rankscope``; compare."""
+    os.environ.update(Gpus(share=True).environment(me.rank))
+    torch: Any = importlib.import_module("torch")
+    training = torch.nn.parallel
+    distributed: Any = importlib.import_module("torch.distributed")
+    importlib.import_module("rankscope.torch")
+    distributed.init_process_group("rankscope")
+    try:
+        device = torch.device("cuda", 0)
+        torch.manual_seed(0)
+        plain = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 8))
+        plain.to(device)
+        model = training.DistributedDataParallel(copy.deepcopy(plain))
+        for step in range(5):
+            torch.manual_seed(step)
+            batch = torch.randn(32, 64, device=device)
+            for one, part in (plain, batch), (model, batch.chunk(me.size)[me.rank]):
+                one.zero_grad()
+                one(part).pow(2).mean().backward()
+                with torch.no_grad():
+                    for parameter in one.parameters():
+                        parameter -= 0.1 * parameter.grad
+        for own, whole in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own, whole, rtol=1e-4, atol=1e-5)
+            parts = [torch.empty_like(own) for _ in range(me.size)]
+            distributed.all_gather(parts, own.detach())
+            assert torch.equal(parts[0], parts[1])
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_model_of_torch_trains_on_the_gpu() -> None:
+    run_ranks(2, trains, timeout=WAIT)

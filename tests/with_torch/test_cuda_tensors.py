@@ -71,7 +71,9 @@ def host(tensor: torch.Tensor) -> Any:
 def ranks(
     simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Ranks]:
-    cupy = SimpleNamespace(ndarray=DeviceArray, from_dlpack=lambda one: one.__dlpack__())
+    cupy = SimpleNamespace(
+        ndarray=DeviceArray, from_dlpack=lambda one: one.__dlpack__()
+    )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     made = Ranks(simulation, tmp_path).start(2)
     yield made
@@ -129,6 +131,9 @@ def test_a_future_in_a_backward_pass_ends_when_the_gpu_has_ended(ranks: Ranks) -
     """Its callbacks read the result, where wait() on a device orders a stream alone."""
     free = threading.Event()
 
+    def hold() -> None:
+        assert free.wait(30)
+
     def body(r: Rank) -> None:
         ops = ops_of(r)
         x = on_gpu(torch.ones(2), r.rank)
@@ -136,8 +141,8 @@ def test_a_future_in_a_backward_pass_ends_when_the_gpu_has_ended(ranks: Ranks) -
         seen: list[Any] = []
 
         def hook(gradient: torch.Tensor) -> torch.Tensor:
-            r.simulation.user_stream(r.rank).put(lambda: free.wait(30))
-            work = ops.allreduce([x])
+            r.simulation.user_stream(r.rank).put(hold)
+            work: Any = ops.allreduce([x])
             future = future_of(work.work, [x])
             future.then(lambda one: seen.append(host(one.value()[0])))
             threading.Timer(0.05, free.set).start()
@@ -162,6 +167,8 @@ def test_a_gpu_without_cupy_is_told_what_to_install(
     first = ranks.ranks[0]
     before = np.ones(2)
     x = on_gpu(before, 0)
-    with pytest.raises(TypeError, match=r"a torch tensor on CUDA\) needs cupy.*install"):
+    with pytest.raises(
+        TypeError, match=r"a torch tensor on CUDA\) needs cupy.*install"
+    ):
         ops_of(first).allreduce([x])
     assert before.tolist() == [1.0, 1.0]
