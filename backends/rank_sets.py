@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -14,6 +15,7 @@ __all__ = [
     "group_by",
     "in_plural",
     "name_ranks",
+    "parse_runs",
     "read_members",
     "tell_ranks",
     "write_members",
@@ -22,6 +24,7 @@ __all__ = [
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key", bound=Hashable)
 
+_RUN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 #: More than any job has.
 MOST_RANKS = 1 << 20
 #: The verbs with which a fact about one rank begins, and those about several.
@@ -48,6 +51,29 @@ def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
     return ",".join(
         str(first) if first == last else f"{first}{dash}{last}" for first, last in runs
     )
+
+
+def parse_runs(text: str, what: str, besides: str = "") -> list[range]:
+    """Return the runs that `text` names, in its order.
+
+    The runs are ranges, so that 0-999999999 takes no memory. `what` is the word for
+    a number, such as ``"rank"``; `besides` is appended to the error message and names
+    the other permitted texts. Raises `ValueError` naming the offending part.
+    """
+    runs = []
+    for raw in text.split(","):
+        part = raw.strip()
+        match = _RUN.fullmatch(part)
+        if match is None:
+            wrong = repr(part) if part else "an empty part"
+            raise ValueError(
+                f"{wrong} is not a {what}; write {what}s like 0 or 0,2-3{besides}"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the run {part} is empty; write {last}-{first}")
+        runs.append(range(first, last + 1))
+    return runs
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
@@ -105,13 +131,14 @@ def read_members(text: str) -> tuple[int, ...]:
     than there can be.
     """
     found: list[int] = []
-    for part in text.split(",") if text else ():
-        first, dash, last = part.partition("-")
-        ends = int(first), int(last if dash else first)
-        # The bounds first: 0-999999999 must not be enumerated.
-        if not 0 <= ends[0] <= ends[1] < MOST_RANKS - len(found):
-            raise ValueError(f"ranks of a group: {part[:40]!r}")
-        found += range(ends[0], ends[1] + 1)
+    try:
+        for run in parse_runs(text, "rank") if text else ():
+            # The bounds first: 0-999999999 must not be enumerated.
+            if run.stop > MOST_RANKS - len(found):
+                raise ValueError(f"there are at most {MOST_RANKS} ranks")
+            found += run
+    except ValueError as error:
+        raise ValueError(f"ranks of a group: {text[:40]!r}") from error
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ..did_you_mean import did_you_mean
 from ..interface.registry import known_backends
+from ..rank_sets import parse_runs
 from .calls import OPS
 from .report import Printer, Report
 from .session import Setup
@@ -120,16 +121,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    found: list[int] = []
     try:
-        for part in text.split(","):
-            low, _, high = part.partition("-")
-            found += range(int(low), int(high or low) + 1)
+        found = tuple(count for run in parse_runs(text, "number") for count in run)
     except ValueError:
-        found = []
+        found = ()
     if not found or min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected e.g. 2, 1,2,4 or 1-4")
-    return tuple(found)
+    return found
 
 
 def _names(known: Sequence[str], what: str) -> Callable[[str], tuple[str, ...]]:

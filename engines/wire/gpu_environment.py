@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..runs import parse_runs
+from rankscope.backends.rank_sets import parse_runs
 
 __all__ = ["DEVICES", "SHARE_GPU", "parse_devices"]
 
