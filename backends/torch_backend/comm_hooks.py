@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,9 +26,9 @@ def hooks_of(model: torch.nn.Module) -> tuple[Hook, ...]:
         Hook(
             name=f"{hook.__module__}.{hook.__qualname__}",
             ranks=tuple(td.get_process_group_ranks(module.process_group)),
-            iteration=getattr(state, "iter", 0) if _is_counted(state) else 0,
+            iteration=state.iter if _is_counted(state) else 0,
         )
-        for module, hook, state in _hooks(model)
+        for module, hook, state in private.comm_hooks(model)
     )
 
 
@@ -39,7 +39,7 @@ def begin_anew(model: torch.nn.Module, told: Mapping[int, Held]) -> None:
     on without, as at the start, with passes that it does not compress until there are
     the final buckets.
     """
-    for place, (_, hook, state) in enumerate(_hooks(model)):
+    for place, (_, hook, state) in enumerate(private.comm_hooks(model)):
         own = told[td.get_rank()].hooks[place]
         latest = max(told[rank].hooks[place].iteration for rank in own.ranks)
         if sharded.is_of(state, _POWER_SGD):
@@ -65,10 +65,3 @@ def begin_anew(model: torch.nn.Module, told: Mapping[int, Held]) -> None:
 
 def _is_counted(state: Any) -> bool:
     return sharded.is_of(state, _POWER_SGD) or sharded.is_of(state, _LOCAL_SGD)
-
-
-def _hooks(model: torch.nn.Module) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield each DDP module with each of its hooks and the state of it."""
-    for module in private.replicas(model):
-        for hook, state in module._comm_hooks:
-            yield module, hook, state

@@ -31,6 +31,7 @@ __all__ = [
     "being_split",
     "bucket_changes",
     "c10d",
+    "comm_hooks",
     "cpu_backend",
     "disable_dynamo",
     "graph_task",
@@ -248,6 +249,13 @@ def replicas(model: torch.nn.Module) -> Iterator[Any]:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             yield module
+
+
+def comm_hooks(model: torch.nn.Module) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield each module of DDP in `model` with each of its hooks and its state."""
+    for module in replicas(model):
+        for hook, state in module._comm_hooks:
+            yield module, hook, state
 
 
 # How often the reducer of a DDP model has built its buckets anew, until its last reset.
