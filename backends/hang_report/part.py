@@ -100,6 +100,7 @@ def write_part(
             _write_stacks(folder / f"{STACKS}{rank}.txt")
         except (OSError, RuntimeError) as problem:
             problems.append(f"its stacks: {problem!r}")
+    left = ended and error is None
     facts = {
         "written_ns": time.time_ns(),
         "world_size": place.world_size,
@@ -109,8 +110,8 @@ def write_part(
         "waits": in_flight,
         "final": final,
         "has_ended": ended,
-        "has_left": ended and error is None,
-        "left_at": world.line_at_end() or None if ended and error is None else None,
+        "has_left": left,
+        "left_at": (left and world.line_at_end()) or None,
         "death": death or None,
         "last_cell_exit": place.exit_while_idle() or None,
         "recorded": recorded,

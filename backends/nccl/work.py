@@ -51,7 +51,11 @@ class NCCLWork(Work):
     """
 
     __slots__ = (
-        *("blocking", "callbacks_later", "device_ns", "launch", "returned_early"),
+        "blocking",
+        "callbacks_later",
+        "device_ns",
+        "launch",
+        "returned_early",
     )
 
     on_device = True
