@@ -80,6 +80,9 @@ class RankDump:
     candidates: frozenset[int] | None = None
     oldest_ns: int = 0
     newest_ns: int = 0
+    #: When it was written, and when its last op ended, as torch's NCCL notes them.
+    written_ns: int | None = None
+    ended_ns: int | None = None
     #: Ops that have completed have their times.
     times: bool = False
     #: Its last ops, for who was late: see `late_ops`.
@@ -96,6 +99,7 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     created = [entry["time_created_ns"] for entry in entries] or [0]
     self = RankDump(dump, oldest_ns=min(created), newest_ns=max(created), times=times)
     self.late = late_records(entries)
+    _note_times(self, entries)
     gloos = [one for one in entries if one["profiling_name"].startswith("gloo:")]
     self.gloo = bool(gloos)
     # Our own records, which have the key `backend`, tell more than torch's of gloo.
@@ -129,6 +133,18 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     dump.entries = []
     self.seen = {}
     return self
+
+
+def _note_times(self: RankDump, entries: Iterable[Entry]) -> None:
+    """Note when torch has seen ops end: as it dumped, those that have not retired."""
+    ends: dict[bool, int] = {True: 0, False: 0}
+    for entry in entries:
+        ended = time_ns(entry.get("time_discovered_completed_ns"))
+        if ended is not None and "backend" not in entry:
+            retired = bool(entry.get("retired"))
+            ends[retired] = max(ends[retired], ended)
+    self.written_ns = ends[False] or None
+    self.ended_ns = max(ends.values()) or None
 
 
 def end_batches_of_one(dumps: Sequence[RankDump]) -> None:
@@ -316,7 +332,7 @@ def _close_batch(
             ops[place],
             state=state_of(entry),
             retired=flag(entry.get("retired")),
-            started_ns=time_ns(entry.get("time_discovered_started_ns")),
+            started_ns=_started_ns(entry),
             ended_ns=time_ns(entry.get("time_discovered_completed_ns")),
             batch=entry["record_id"],
         )
@@ -392,11 +408,18 @@ def _op(
     timed = replace(
         op,
         created_ns=entry["time_created_ns"] or None,
-        started_ns=time_ns(entry.get("time_discovered_started_ns")),
+        started_ns=_started_ns(entry),
         ended_ns=time_ns(entry.get("time_discovered_completed_ns")),
         timeout=entry["timeout_ms"] / 1000,
     )
     return timed, own
+
+
+def _started_ns(entry: Entry) -> int | None:
+    """Return when an op has started; torch notes of one in flight when it dumped."""
+    if "backend" not in entry and state_of(entry) == "started":
+        return None
+    return time_ns(entry.get("time_discovered_started_ns"))
 
 
 def _arrays(self: RankDump, entry: Entry, turned: bool) -> Arrays:

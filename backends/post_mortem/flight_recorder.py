@@ -169,6 +169,7 @@ class _Job:
             recorded=not dump.problem,
             overrun=overrun,
             read_ns=_read_ns(dump),
+            ended_ns=dump.ended_ns,
             source=dump.dump.path,
         )
 
@@ -350,7 +351,9 @@ def _counts_p2p(dumps: Iterable[RankDump]) -> bool:
 
 
 def _read_ns(dump: RankDump) -> int | None:
-    """Return when the dump was written, if the time of its file may be that."""
+    """Return when the dump was written, as it tells or the time of its file may."""
+    if dump.written_ns is not None:
+        return dump.written_ns
     modified = dump.dump.modified_ns
     if modified is None or not dump.newest_ns:
         return None

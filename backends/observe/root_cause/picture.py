@@ -68,15 +68,20 @@ class Picture:
         return self
 
     def _is_young(self, wait: Wait, stall: float) -> bool:
-        read = self.evidence.ranks[wait.rank].read_ns
-        if read is None or wait.op is None:
+        one = self.evidence.ranks[wait.rank]
+        if one.read_ns is None or wait.op is None:
             return False
         if self.evidence.final and not wait.is_full:
             return False
         begun = wait.op.started_ns or wait.op.created_ns
+        if begun is None:
+            return False
+        age = one.read_ns - begun
         # One that has timed out is as old as it can be.
-        stall = min(stall, 0.9 * (wait.op.timeout or stall))
-        return begun is not None and read - begun < stall * 1e9
+        if wait.op.timeout and age >= 0.9e9 * wait.op.timeout:
+            return False
+        # Issued long before, it waits for its turn while others end.
+        return min(age, one.read_ns - (one.ended_ns or 0)) < stall * 1e9
 
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""

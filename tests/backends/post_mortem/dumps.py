@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Rank", "write"]
+__all__ = ["START_NS", "Rank", "write"]
 
 START_NS = 1_790_000_000_000_000_000
 

@@ -13,9 +13,10 @@ import pytest
 
 from rankscope.backends.observe.verdicts import Fault
 from rankscope.backends.post_mortem.report import Report, examine
-from tests.backends.post_mortem.dumps import Rank, write
+from tests.backends.post_mortem.dumps import START_NS, Rank, write
 
 WORLD = {"default_pg": range(4)}
+SECOND = 10**9
 
 
 def ranks(groups: Any = WORLD, count: int = 4, **how: Any) -> list[Rank]:
@@ -263,6 +264,44 @@ def test_an_op_that_began_just_before_the_dump_is_no_hang(tmp_path: Path) -> Non
     for path in tmp_path.iterdir():
         os.utime(path, ns=(created + 900_000_000, created + 900_000_000))
     assert examine([tmp_path]).verdicts == ()
+
+
+def test_a_start_that_torch_sees_as_it_dumps_makes_no_op_young(tmp_path: Path) -> None:
+    found = without_rank_2()
+    dumped = START_NS + 600 * SECOND
+    for one in found:
+        for entry in one.entries[5:]:
+            entry["time_discovered_started_ns"] = dumped
+    folder = write(tmp_path, found)
+    for path in tmp_path.iterdir():
+        os.utime(path, ns=(dumped + SECOND, dumped + SECOND))
+    assert_blames(examine([folder]), 2, fault=Fault.MISSING_RANKS)
+
+
+def test_an_end_that_torch_sees_as_it_dumps_tells_when_that_was(tmp_path: Path) -> None:
+    """The files are copies, whose times tell nothing."""
+    found = without_rank_2()
+    for one in found:
+        one.entries[4]["retired"] = False
+    assert examine([write(tmp_path, found)]).verdicts == ()
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "hangs"), [(600_000, False), (10_000, True)], ids=["slow", "late"]
+)
+def test_an_op_issued_long_before_is_no_hang_while_others_end(
+    timeout_ms: int, hangs: bool, tmp_path: Path
+) -> None:
+    found = without_rank_2()
+    dumped = START_NS + 20 * SECOND
+    for one in found:
+        one.entries[4]["time_discovered_completed_ns"] = dumped - SECOND
+        for entry in one.entries:
+            entry["timeout_ms"] = timeout_ms
+    folder = write(tmp_path, found)
+    for path in tmp_path.iterdir():
+        os.utime(path, ns=(dumped, dumped))
+    assert bool(examine([folder]).verdicts) is hangs
 
 
 def as_torchcomms(one: Rank, active_only: bool = False) -> dict[str, Any]:
