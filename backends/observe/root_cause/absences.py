@@ -100,9 +100,11 @@ def _ended_by_others(
         if one.failed_in is not None:
             ranks = one.failed_in.ranks
             others += [two for two in ranks if picture.rank(two).death is not None]
-            for difference in picture.differences:
-                if difference.group == one.failed_in and not difference.weak:
-                    others += difference.culprits
+        for difference in picture.differences:
+            op = None if one.ended_by is None else difference.ops.get(rank)
+            failed = op is not None and op.state != "completed"
+            if (failed or difference.group == one.failed_in) and not difference.weak:
+                others += difference.culprits
         found += [(rank, other) for other in others if other != rank]
     return found
 

@@ -268,6 +268,19 @@ def test_an_innocent_rank_that_such_an_error_has_ended_is_not_named() -> None:
     assert "for rank 1" in found.consequences[0]
 
 
+def test_an_innocent_rank_that_has_ended_in_such_an_op_is_not_named() -> None:
+    """The files of a script tell that it has ended, and the op was young then."""
+    ranks = four()
+    for one in ranks[:3]:
+        one.issue(size=9 if one.rank == 0 else 8, state="started", created_ns=1)
+        line = SourceLine("/job/train.py", 10)
+        one.facts = {"ended_by": (), "location": line, "read_ns": 2}
+    ranks[3].issue(group=DP1)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (0,))
+    assert "for rank 1" in found.consequences[0]
+
+
 def test_a_receive_that_has_failed_is_compared_with_a_send_that_is_over() -> None:
     ranks = four()
     ranks[0].issue("send", peer=1, size=8, done=True)

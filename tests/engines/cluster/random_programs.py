@@ -478,6 +478,8 @@ def main() -> None:
     parser.add_argument("--scripts", action="store_true", help="as scripts, in no cell")
     parser.add_argument("--show", nargs="*", default=["wrong", "none", "more"])
     asked = parser.parse_args()
+    if asked.scripts and (asked.backend or asked.engines or asked.torch):
+        parser.error("--scripts takes the default backend alone")
     results: Counter[tuple[str, str]] = Counter()
     with contextlib.ExitStack() as stack:
         do = run_script
