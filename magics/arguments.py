@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from IPython.core.error import UsageError
+
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.script.metrics_process import why_not
@@ -48,8 +50,8 @@ def require(command: Command) -> Cluster | Job:
     cluster = session.cluster
     if cluster is None:
         if session.ended is not None:
-            command.fail(session.ended)
-        command.fail("no cluster: run %dist_init -n 4 first")
+            raise UsageError(f"{command.title}: {session.ended}")
+        raise UsageError(f"{command.title}: no cluster: run %dist_init -n 4 first")
     return cluster
 
 

@@ -21,6 +21,7 @@ from .language.source import cell_number, numbered
 from .mode import CellMode
 from .output.failures import CommandError
 from .output.render import Renderer
+from .output.wrapped import wrapped
 from .session import session
 
 __all__ = ["CellMagics"]
@@ -68,7 +69,7 @@ class CellMagics:
             with reported(command):
                 late = cluster.lateness(since=began)
                 findings = located(late.findings(), sampling.take())
-                print(lateness_text(late.groups(), findings))
+                print(wrapped(lateness_text(late.groups(), findings)))
         return found
 
     #: Run the cell on some ranks.

@@ -41,6 +41,7 @@ from .language.commands import DIST_INIT
 from .language.options import Command, Values
 from .language.values import trace_path
 from .output.render import Renderer
+from .output.wrapped import wrapped
 from .session import session
 
 if TYPE_CHECKING:
@@ -236,9 +237,9 @@ class RankscopeMagics(CellMagics):
             verdicts = cluster.diagnose()
             nothing = "" if verdicts else cluster.no_hang()
         for verdict in verdicts:
-            print(f"{verdict.fault.value}: {verdict}")
+            print(wrapped(f"{verdict.fault.value}: {verdict}"))
         if nothing:
-            print(nothing)
+            print(wrapped(nothing))
 
     def dist_open(self, command: Command, values: Values) -> ReportFrame:
         """Show why a job hung, from its files."""

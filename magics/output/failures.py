@@ -19,6 +19,8 @@ from rankscope.backends.rank_sets import format_ranks, group_by, name_ranks
 from rankscope.engines import Output, RankError
 from rankscope.engines.errors import impersonal, plain
 
+from .wrapped import WIDTH
+
 __all__ = [
     "CellError",
     "CellTimeout",
@@ -72,9 +74,9 @@ VARIANTS = 8
 
 #: The longest message in a one-line summary, in characters.
 LONGEST = 500
-#: Characters of a line of a cell's error, its lines, and those of its first part: what
-#: failed where, why, what is next. Above it is the line that opens the tracebacks.
-WIDTH, MOST, FIRST = 100, 5, 2
+#: Lines of a cell's error, and those of its first part: what failed where, why, what is
+#: next. Above it is the line that opens the tracebacks.
+MOST, FIRST = 5, 2
 #: Ops, or errors, of which such an error has the ranks.
 OPS = 3
 #: Characters of a line of code, and of a message that is shown in full elsewhere.
@@ -398,8 +400,7 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
         said = impersonal(first.rank, first.evalue)
         if not remedy:
             said = _REMEDY.split(said, maxsplit=1)[0]
-        # The file that a SyntaxError names exists in IPython only.
-        message = _SYNTAX_PLACE.sub("", _one_line(said))
+        message = _one_line(said)
         if len({impersonal(error.rank, _gist(error)) for error in members}) > 1:
             message = f"{message} (and alike)"
         text = f"{first.ename}: {message}" if message else first.ename
@@ -418,4 +419,6 @@ def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
 def _one_line(text: str) -> str:
     """Return the first line of `text`, whose end has the remedy: cut if too long."""
     line = plain(text).strip().partition("\n")[0]
+    # The file that a SyntaxError names exists in IPython only.
+    line = _SYNTAX_PLACE.sub("", line)
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

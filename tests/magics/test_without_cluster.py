@@ -41,6 +41,7 @@ def test_a_cluster_is_asked_for(ipython: InteractiveShell, code: str) -> None:
         result = ipython.run_cell(code)
     assert type(result.error_in_exec).__name__ == "UsageError"
     assert "no cluster: run %dist_init -n 4 first" in seen.stderr
+    assert "usage:" not in seen.stderr
     assert "Traceback" not in seen.stdout + seen.stderr
 
 

@@ -143,13 +143,10 @@ class BoardActions:
             verdicts=verdicts,
         )
         self._on_done()
-        after = (
-            "the script's ops end with an error that says why"
-            if "rebuild" in self._get_model().head["refused"]
-            else f"Rebuild makes {'it' if len(groups) == 1 else 'them'} usable again"
-        )
-        named = name_groups(group.name for group in groups)
-        return {"text": " ".join(_listed([f"{named} aborted; {after}"]))}
+        told = f"{name_groups(group.name for group in groups)} aborted"
+        if "rebuild" in self._get_model().head["refused"]:
+            told += "; the script's ops end with an error that says why"
+        return {"text": " ".join(_listed([told]))}
 
     def _rebuild(self, request: Message) -> Message:
         groups = self._groups(request)

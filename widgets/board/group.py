@@ -170,10 +170,17 @@ class Group:
 
     def _told(self, verdict: Verdict) -> str:
         """Return a verdict in a few words: ``missing ranks: rank 2``."""
-        if verdict.group != self.key:
+        if not self._shares(verdict):
             return text(f"because of group {verdict.group.name!r}", 60)
         who = f": {name_ranks(blamed(verdict))}" if verdict.culprits else ""
         return text(f"{verdict.fault.value}{who}")
+
+    def _shares(self, verdict: Verdict) -> bool:
+        """Return whether ranks wait in this group for those at fault, or one died."""
+        if verdict.fault is Fault.RANK_DEAD:
+            return not {*verdict.culprits}.isdisjoint(self.ranks)
+        direct = {one.group for one in (*verdict.waits, *verdict.cycle)}
+        return verdict.group == self.key or self.key.name in direct
 
     def _connections(self) -> str:
         """Return which transports the ranks use, or that they are not connected yet."""

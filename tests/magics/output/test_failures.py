@@ -203,6 +203,13 @@ def test_a_failed_cell_is_told_in_one_line(errors: list[RankError], line: str) -
     assert summary_of(errors) == line
 
 
+def test_the_line_that_opens_to_a_syntax_error_has_no_file() -> None:
+    why = f"invalid syntax. {'Maybe you meant something else? ' * 2}"
+    failed = error(0, "SyntaxError", f"{why}(2870688529.py, line 2)")
+    (line,) = brief_lines([[failed]])
+    assert line == f"rank 0: SyntaxError: {why.strip()} at cell 7 line 3"
+
+
 @pytest.mark.parametrize(
     ("frames", "where"),
     [

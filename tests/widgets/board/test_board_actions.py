@@ -97,9 +97,7 @@ def test_an_abort_ends_all_groups_of_the_question_at_once() -> None:
     asked, keys = Asked(), [group().key, group("tp", (0, 1)).key]
     answer = _click(asked, "abort", groups=["g0", "g1"])
     assert asked.calls == [("abort", keys, [0, 1, 2, 3])]
-    assert answer["text"] == (
-        "Groups 'default', 'tp' aborted; Rebuild makes them usable again."
-    )
+    assert answer["text"] == "Groups 'default', 'tp' aborted."
 
 
 def test_a_rebuild_takes_in_groups_that_are_out_of_step() -> None:

@@ -17,6 +17,7 @@ from rankscope.backends.observe.verdicts import (
     Verdict,
     WaitFor,
     Waiting,
+    Waiting,
 )
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
 from rankscope.engines.cluster.rank_registry import RankRegistry
@@ -448,6 +449,8 @@ class TestBanner:
         )
         found.show_verdicts([cause])
         found.delta()
+        told = {tab["name"]: tab["verdict"] for tab in found.tabs()}
+        assert told == {"tp": "missing ranks: rank 1", "dp": "because of group 'tp'"}
         tabs = {one.key: one for one in found.groups}
         assert tabs[hangs.key].row(1)["verdict"] == "not entered"
         assert tabs[follows.key].row(2)["verdict"] == "waits for rank 1"
@@ -478,7 +481,28 @@ class TestBanner:
         found.delta()
         rows = [tab.row(number) for tab in found.groups for number in (0, 1)]
         assert [row["verdict"] for row in rows] == ["deadlock"] * 4
-        assert found.tabs()[0]["verdict"] == "deadlock: ranks 0–1"
+        told = [tab["verdict"] for tab in found.tabs()]
+        assert told == ["deadlock: ranks 0–1"] * 2
+
+    def test_groups_that_wait_for_one_rank_have_one_verdict(self) -> None:
+        now = simulated.op(14, state="started", elapsed=6.0)
+        flying: dict[str, Any] = {"started": now, "oldest": now, "in_flight": 1}
+        found = model(
+            rank(0, group("rows", (0, 1), **flying), state="busy", cell=7),
+            rank(1, group("rows", (0, 1)), group("cols", (1, 2))),
+            rank(2, group("cols", (1, 2), **flying), state="busy", cell=7),
+        )
+        rows, cols = (one.key for one in found.groups)
+        waits = (Waiting((0,), "all_reduce #14", "rows"), Waiting((2,), "…", "cols"))
+        missing = Verdict(
+            *(Fault.MISSING_RANKS, rows, (1,), (0, 2), now.op, 14, "why"),
+            groups=(rows, cols),
+            waits=waits,
+        )
+        dead = Verdict(Fault.RANK_DEAD, rows, (1,), (), "", 0, "", groups=(rows, cols))
+        for verdict, told in ((missing, "missing ranks"), (dead, "rank dead")):
+            found.show_verdicts([verdict])
+            assert {tab["verdict"] for tab in found.tabs()} == {f"{told}: rank 1"}
 
     def test_who_waits_for_nobody_known_just_waits(self) -> None:
         now = simulated.op(14, state="started", elapsed=6.0)

@@ -418,7 +418,7 @@ class TestAsked:
             await screen.asked("abort", ["default"], reason, "a terminal")
             await screen.until(lambda: screen.app._notifications, "the outcome")
             (said,) = screen.app._notifications
-            assert said.message.startswith("Group 'default' aborted; Rebuild makes")
+            assert said.message == "Group 'default' aborted."
 
         on_screen(hung(4, 2), body)
 
