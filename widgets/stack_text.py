@@ -15,8 +15,8 @@ from rankscope.engines.cluster.profiling import (
 
 __all__ = ["stack_text"]
 
-#: The file whose calls begin each thread.
-_START = "/threading.py"
+#: The files whose calls begin a thread, and a script that ``-m rankscope.torch`` runs.
+_STARTS = ("/threading.py", "<frozen runpy>", "/runpy.py", "/rankscope/torch.py")
 
 
 def stack_text(found: RankStacks, every: bool = False) -> str:
@@ -42,15 +42,15 @@ def _block(stacks: Sequence[Stack], ranks: Sequence[int]) -> str:
     where = "idle: no cell runs"
     if main.frames:
         where = f"at {line_name(at)}" if at is not None else "busy, at no line of yours"
-    lines = [f"{name_ranks(ranks)}: {where}", *_frames(main.frames)]
+    lines = [f"{name_ranks(ranks)}: {where}", *_frames(_begun(main.frames))]
     for one in others:
         lines += [f"  thread {one.thread}", *_frames(_begun(one.frames))]
     return "\n".join(lines)
 
 
 def _begun(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Return the calls of a thread from its own function on."""
-    own = (place for place, one in enumerate(frames) if not one.place.endswith(_START))
+    """Return the calls of a thread from its own function, or its script, on."""
+    own = (place for place, one in enumerate(frames) if not one.place.endswith(_STARTS))
     return frames[next(own, 0) :]
 
 

@@ -80,6 +80,13 @@ def test_other_threads_follow_from_their_own_function_on() -> None:
     assert "threading.py" not in text
 
 
+def test_a_script_is_shown_without_what_runs_it() -> None:
+    files = ("<frozen runpy>", "/venv/rankscope/torch.py", "/python3.10/runpy.py")
+    runs = [Frame(file, 86, "_run_code", "exec(code)", False) for file in files]
+    found = RankStacks({0: [_main(*runs, CALL)]})
+    assert stack_text(found) == stack_text(RankStacks({0: [_main(CALL)]}))
+
+
 # -- over some seconds ------------------------------------------------------------
 
 

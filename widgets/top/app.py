@@ -138,6 +138,8 @@ class TopApp(App[str]):
         self.view = View()
         self._group = ""
         self._asked: set[str] = set()
+        # When the ranks were last there.
+        self._now = 0.0
         # What the keys at the bottom depend on.
         self._offered: tuple[bool, bool] | None = None
 
@@ -242,7 +244,9 @@ class TopApp(App[str]):
             about.append(group["verdict"])
         _say(self._about, " · ".join(about))
         rows = state["rows"].get(group["id"], {})
-        self.table.show(group["id"], rows, self._clock(), self.view)
+        if state["head"]["state"] == "running":
+            self._now = self._clock()
+        self.table.show(group["id"], rows, self._now, self.view)
         text = self._noted(len(rows))
         _say(self._note, text)
         self._note.set_class(bool(text), "shown")

@@ -17,7 +17,6 @@ from rankscope.backends.observe.verdicts import (
     Verdict,
     WaitFor,
     Waiting,
-    Waiting,
 )
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
 from rankscope.engines.cluster.rank_registry import RankRegistry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -149,6 +150,17 @@ class TestShown:
             assert "not entered" in one
 
         on_screen(hung(2, 1), body)
+
+    def test_no_time_passes_for_ranks_that_have_ended(self) -> None:
+        async def body(screen: Screen) -> None:
+            screen.ranks.ended, screen.ranks.closed = "the job has ended", True
+            await screen.until(lambda: "Ended" in screen.text("#banner"), "the end")
+            before = screen.lines()
+            screen.app._clock = lambda: time.monotonic() + 3600
+            screen.app._draw()
+            assert screen.lines() == before
+
+        on_screen(hung(4, 2), body)
 
     def test_equal_ranks_of_many_are_one_row_and_open(self) -> None:
         async def body(screen: Screen) -> None:
