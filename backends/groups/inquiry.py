@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DistError, DistStoreError
 from ..stores.base import Store
+from ..thread_start import start_thread
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
 from ..work.user_code import is_installed, users_frame
@@ -188,6 +189,7 @@ class Inquiry:
 
     def __init__(self, spec: GroupSpec, generation: int, store: Store) -> None:
         self._spec, self._generation, self._store = spec, generation, store
+        self._thread_name = f"inquiry-{spec.name}"
         # How many questions this rank has heard of.
         self._count = 0
 
@@ -199,7 +201,7 @@ class Inquiry:
         if self._spec.size == 1:
             question.end()
         else:
-            self._start(self._find, question)
+            start_thread(self._thread_name, self._find, question)
         return question
 
     def _find(self, question: Question) -> None:
@@ -251,7 +253,7 @@ class Inquiry:
     def answer(self, number: int) -> None:
         """Answer the question `number` of a rank; called on a thread of the store."""
         self._count = number
-        self._start(self._answer, number)
+        start_thread(self._thread_name, self._answer, number)
 
     def _answer(self, number: int) -> None:
         place, records = _locate(), self._records()
@@ -278,11 +280,3 @@ class Inquiry:
         for record in recorder.records():
             (own if record.status.group_id == group else others).append(record)
         return [*newest(others, 0, Record.course), *newest(own, RECORDS, Record.course)]
-
-    def _start(self, target: Callable[..., None], *args: object) -> None:
-        threading.Thread(
-            target=target,
-            args=args,
-            name=f"rankscope-inquiry-{self._spec.name}",
-            daemon=True,
-        ).start()

@@ -18,6 +18,7 @@ from functools import partial
 
 from ..errors import DistError, DistNetworkError, DistNetworkTimeoutError
 from ..stores.base import RANK_0, UNKNOWN_END, Store
+from ..thread_start import start_thread
 from .abort_reason import AbortReason, Departure
 from .spec import GroupSpec
 
@@ -119,16 +120,9 @@ class PeerWatch:
         self, what: str, target: Callable[..., object], *args: object
     ) -> threading.Thread | None:
         # The dead rank may be the store's host: never wait for an answer.
-        thread = threading.Thread(
-            target=target,
-            args=args,
-            name=f"rankscope-{what}-{self._spec.name}",
-            daemon=True,
-        )
         # Python 3.12 starts no thread at its end.
         with contextlib.suppress(RuntimeError):
-            thread.start()
-            return thread
+            return start_thread(f"{what}-{self._spec.name}", target, *args)
         return None
 
     def _publish(self, key: str, reason: AbortReason) -> AbortReason | None:

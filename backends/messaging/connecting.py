@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from ..routes import address_towards
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..stores.tcp import TCPStore
+from ..thread_start import start_thread
 
 __all__ = [
     "FOREVER",
@@ -60,7 +60,7 @@ class MeetingConnector:
         """End `connect` from another thread; returns at once."""
         self._cancelled = True
         # On a thread: the store may be in use, and this may be a signal handler.
-        threading.Thread(target=self._end, name="rankscope-cancel", daemon=True).start()
+        start_thread("cancel", self._end)
 
     def _end(self) -> None:
         self._store.close()

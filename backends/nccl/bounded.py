@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from .. import thread_start
+
 __all__ = [
     "ABORT_EACH",
     "ABORT_WAIT",
@@ -35,7 +37,7 @@ STORE_WAIT = 1.0
 
 def run_bounded(name: str, task: Callable[[], None], seconds: float) -> bool:
     """Run `task` on a thread; return whether it ended within `seconds`."""
-    thread = start_thread(f"rankscope-nccl-{name}", task)
+    thread = start_thread(f"nccl-{name}", task)
     if thread is None:
         return True
     thread.join(seconds)
@@ -48,10 +50,8 @@ def start_thread(name: str, task: Callable[[], None]) -> threading.Thread | None
     Where Python starts no thread any more (3.12 and later, at its end), `task` is
     run on the calling thread, and ``None`` is returned.
     """
-    thread = threading.Thread(target=task, name=name, daemon=True)
     try:
-        thread.start()
+        return thread_start.start_thread(name, task)
     except RuntimeError:
         task()
         return None
-    return thread

@@ -315,14 +315,14 @@ class NCCLComm:
             if self._when_freed is not None:
                 self._when_freed.append(task)
                 return
-        start_thread(f"rankscope-nccl-freed-{self.name}", task)
+        start_thread(f"nccl-freed-{self.name}", task)
 
     def _mark_freed(self) -> None:
         """Run the tasks of `when_freed`, and later ones at once."""
         with self._freed_lock:
             tasks, self._when_freed = self._when_freed or [], None
         for task in tasks:
-            start_thread(f"rankscope-nccl-freed-{self.name}", task)
+            start_thread(f"nccl-freed-{self.name}", task)
 
     def await_derivation(self) -> None:
         """Wait while an abort would also abort the parent; at most `CLOSE_WAIT`."""
@@ -399,24 +399,20 @@ def abort_together(
     aborts = [(comm, comm.retire(reason)) for comm in comms]
 
     def run() -> None:
-        threads = [
-            start_thread(f"rankscope-abort-{one.name}", abort) for one, abort in aborts
-        ]
+        threads = [start_thread(f"abort-{one.name}", abort) for one, abort in aborts]
         for thread in threads:
             if thread is not None:
                 thread.join()
         then()
 
     began = time.monotonic()
-    thread = start_thread("rankscope-nccl-abort", run)
+    thread = start_thread("nccl-abort", run)
     if thread is None:
         return True
     thread.join(ABORT_WAIT)
     if not thread.is_alive():
         return True
-    start_thread(
-        "rankscope-nccl-abort-overdue", lambda: _warn_if_stuck(thread, comms, began)
-    )
+    start_thread("nccl-abort-overdue", lambda: _warn_if_stuck(thread, comms, began))
     return False
 
 

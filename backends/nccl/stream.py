@@ -298,7 +298,7 @@ class NCCLStream:
 
         A `ConnectionLostError` aborts it once the group knows the cause.
         """
-        start_thread(f"rankscope-failed-{self.comm.name}", lambda: self._fail(reason))
+        start_thread(f"failed-{self.comm.name}", lambda: self._fail(reason))
 
     # -- reservation for ncclCommSplit and ncclCommShrink ----------------------------
 
@@ -477,8 +477,7 @@ def _revoke(streams: Sequence[NCCLStream]) -> set[NCCLStream]:
 
     deadline = time.monotonic() + MUTEX_WAIT + REVOKE_WAIT
     threads = [
-        start_thread(f"rankscope-revoke-{one.comm.name}", partial(revoke, one))
-        for one in streams
+        start_thread(f"revoke-{one.comm.name}", partial(revoke, one)) for one in streams
     ]
     for thread in threads:
         if thread is not None:

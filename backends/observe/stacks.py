@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from ..thread_start import start_thread
+
 __all__ = ["MAIN", "Frame", "Stack", "StackSampler", "Stacks", "ThreadStacks"]
 
 #: The name of the main thread.
@@ -187,10 +189,7 @@ class StackSampler:
         self._looks = 0
         self._took = 0.0
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"{_OWN}sampler", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("sampler", self._run)
 
     @property
     def is_running(self) -> bool:

@@ -118,10 +118,7 @@ class TCPStoreClient:
         self._wake_receive, self._wake_send = os.pipe()
         os.set_blocking(self._wake_send, False)
         self._socket.connect(endpoint)
-        self._thread = threading.Thread(
-            target=self._run, name="rankscope-store", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("store", self._run)
 
     # -- called from any thread ---------------------------------------------
 

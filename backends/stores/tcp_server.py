@@ -15,6 +15,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import DistNetworkError, DistStoreError
+from ..thread_start import start_thread
 from .base import join
 from .key_table import KeyTable, Reply, Ticket
 from .process_end import ProcessEnd, own_process, process_end
@@ -69,10 +70,7 @@ class TCPStoreServer:
         self._lock = threading.RLock()
         # The thread ends when the writing end is closed.
         self._stop, self._stopper = os.pipe()
-        self._thread = threading.Thread(
-            target=self._serve, name="rankscope-store-server", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("store-server", self._serve)
 
     def _bind(self, host: str, port: int) -> int:
         router = self._router

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..rank_sets import name_ranks
+from ..thread_start import start_thread
 from ..work.flight_recorder import recorder
 from .calls import Call, failed_call
 from .private.groups import names
@@ -146,8 +146,6 @@ def _within(act: Callable[[], None]) -> None:
             # So it is; nobody learns of it.
             pass
 
-    thread = threading.Thread(target=run, name="rankscope-given-up", daemon=True)
     # At the end of Python none can be started.
     with contextlib.suppress(RuntimeError):
-        thread.start()
-        thread.join(_WAIT)
+        start_thread("given-up", run).join(_WAIT)

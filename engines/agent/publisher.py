@@ -11,6 +11,7 @@ from typing import Any
 
 from rankscope.backends.observe.export import local_dump
 from rankscope.backends.observe.records import Record
+from rankscope.backends.thread_start import start_thread
 from rankscope.backends.work.flight_recorder import recorder
 
 from ..wire import ipyparallel_private as private
@@ -54,10 +55,7 @@ class StatusPublisher:
         #: ``msg_id`` of its header → the subscription.
         self.subscriptions: dict[str, Subscription] = {}
         self._changed = threading.Event()
-        self.thread = threading.Thread(
-            target=self._run, name="rankscope-status", daemon=True
-        )
-        self.thread.start()
+        self.thread = start_thread("status", self._run)
 
     @requests.Subscribe.handler
     def _subscribe(self, wanted: requests.Subscribe) -> requests.EncodedSummary:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from rankscope.backends.thread_start import start_thread
+
 from ..errors import ClusterError, ClusterStartError
 from .leashed import LeashedProcess, ProcessEnd
 from .processes import printed
@@ -288,9 +290,7 @@ class SlurmJob:
     def watch(self) -> None:
         """Keep up with the end of the job, which an administrator may move."""
         self._watched.clear()
-        threading.Thread(
-            target=self._watch, name="rankscope-slurm-job", daemon=True
-        ).start()
+        start_thread("slurm-job", self._watch)
 
     def _watch(self) -> None:
         self._ask()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.thread_start import start_thread
 from rankscope.engines import Cluster, ClusterError, Job
 from rankscope.engines.status import name_groups
 
@@ -89,12 +89,7 @@ class BoardActions:
 
     def start(self, request: Message) -> None:
         """Execute `request` on a new thread; an unknown request gets an error."""
-        threading.Thread(
-            target=self._run,
-            args=(request,),
-            name="rankscope-board-action",
-            daemon=True,
-        ).start()
+        start_thread("board-action", self._run, request)
 
     def _run(self, request: Message) -> None:
         handler = self._handlers.get(str(request.get("do")))

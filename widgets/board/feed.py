@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rankscope.backends.observe.lateness import GroupLateness
 from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.thread_start import start_thread
 from rankscope.engines import ClusterError, ObservedRanks
 from rankscope.engines.status import Summary
 
@@ -100,10 +101,7 @@ class BoardFeed:
             if self._closing.is_set() or self._cluster.closed:
                 return
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="rankscope-board", daemon=True
-                )
-                self._thread.start()
+                self._thread = start_thread("board", self._run)
         if new:
             self.send_full()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rankscope.backends.observe.late_findings import LateFinding
 from rankscope.backends.observe.lateness import GroupLateness, Lateness
+from rankscope.backends.thread_start import start_thread
 from rankscope.engines import ClusterError
 from rankscope.engines.cluster.lateness import Recorded, located, take
 from rankscope.engines.cluster.profiling import Profile, Sampling
@@ -78,10 +79,7 @@ class LateWatch:
         if number == self._issued:
             return
         self._issued = number
-        self._thread = threading.Thread(
-            target=self._look, name="rankscope-board-late", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("board-late", self._look)
 
     def join(self) -> None:
         """Wait for a look that is being made."""
