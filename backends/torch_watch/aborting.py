@@ -20,28 +20,19 @@ from .frames import calling_frames
 from .private.groups import names
 
 __all__ = [
-    "HINT",
     "abort",
     "aborted_error",
     "before_abort",
     "check",
     "describe",
+    "hint",
     "identity",
-    "set_hint",
 ]
 
 _log = logging.getLogger(__name__)
 
-#: What a person types next, as errors say it.
-HINT = "make it usable again with %dist_rebuild"
-_hint = HINT
-
-
-def set_hint(hint: str) -> None:
-    """Have errors say `hint` in place of `HINT`: in a script there are no magics."""
-    global _hint
-    _hint = hint
-
+#: What a person does next, as errors say it; a script, without magics, sets another.
+hint = "make it usable again with %dist_rebuild"
 
 #: Seconds that torch's abort of NCCL may take before the log says that it hangs.
 NCCL_WAIT = 5.0
@@ -128,7 +119,7 @@ def aborted_error(
     assert made.aborted is not None
     about = identity(group, made, op, sequence_number)
     return DistAbortedError(
-        f"{describe(about, source)}: the group was aborted: {made.aborted}; {_hint}",
+        f"{describe(about, source)}: the group was aborted: {made.aborted}; {hint}",
         **about,
         culprits=tuple(made.aborted.culprits),
         reason=made.aborted.text,

@@ -27,8 +27,8 @@ from ..rank_sets import name_ranks, write_members
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
-from . import rebuilding
-from .aborting import HINT, abort
+from . import aborting, rebuilding
+from .aborting import abort
 from .creation import made_of
 from .frames import calling_frames
 from .private.groups import Names, names
@@ -126,7 +126,7 @@ class UnfinishedGroup(WatchedGroup):
         assert self.reason is not None
         return DistAbortedError(
             f"{OP} on rank {self._rank}: the wait for the other ranks of torch's group "
-            f"{self.name!r} was aborted: {self.reason}; {HINT}",
+            f"{self.name!r} was aborted: {self.reason}; {aborting.hint}",
             rank=self._rank,
             group=self.name,
             op=OP,

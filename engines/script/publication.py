@@ -93,7 +93,7 @@ class Publication:
             "" if options.allow_abort else _NO_ABORT,
         )
         self._handlers = handlers_of(service, self)
-        aborting.set_hint("start the script again")
+        aborting.hint = "start the script again"
         self._thread = threading.Thread(
             target=self._run, name="rankscope-job", daemon=True
         )

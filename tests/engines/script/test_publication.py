@@ -35,7 +35,7 @@ def test_a_loss_amid_a_publication_that_is_told_late(
     monkeypatch.setenv("RANKSCOPE_KEY", "of the test")
     monkeypatch.setenv(STORE, "127.0.0.1:1/a job")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
-    monkeypatch.setattr(aborting, "set_hint", lambda hint: None)
+    monkeypatch.setattr(aborting, "hint", "")
     monkeypatch.setattr(publication, "_TOLD", DEADLINE)
     told: list[Any] = []
     monkeypatch.setattr(TCPStore, "watch_loss", lambda _, tell: told.append(tell))
@@ -78,7 +78,7 @@ def test_what_fails_because_the_script_ends_is_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Python starts no thread at its end, which is before `end` is called."""
-    monkeypatch.setattr(aborting, "set_hint", lambda hint: None)
+    monkeypatch.setattr(aborting, "hint", "")
     monkeypatch.setattr(publication, "_TOLD", DEADLINE)
     failed = threading.Event()
 
@@ -118,7 +118,7 @@ def test_rank_0_has_its_metrics_served_until_its_end(
 ) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("RANKSCOPE_KEY", raising=False)
-    monkeypatch.setattr(aborting, "set_hint", lambda hint: None)
+    monkeypatch.setattr(aborting, "hint", "")
     opened: list[Channel] = []
 
     def meet(torch: Any, options: JobOptions, *_: Any) -> Channel:
@@ -160,8 +160,6 @@ def test_the_metrics_end_with_a_rank_that_is_killed(tmp_path: Path) -> None:
     from rankscope.engines.script import meeting, publication
     from rankscope.engines.script.options import JobOptions
     from rankscope.engines.script.publication import Publication
-    from rankscope.backends.torch_watch import aborting
-    aborting.set_hint = lambda hint: None
     publication.meet = lambda torch, options, *_: meeting._open(options, "", 1)
     published = Publication(None, JobOptions(metrics=0))
     published.joined.wait()
