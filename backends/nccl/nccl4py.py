@@ -29,7 +29,7 @@ from ..errors import ConnectionLostError, DistBackendError, LibraryFailure
 from ..install import pip_install, with_extra
 from .interface import MEMORY_STATS, GpuApi
 
-__all__ = ["NcclLibrary", "load", "set_loader_for_tests", "unavailable_reason"]
+__all__ = ["NcclLibrary", "load", "unavailable_reason"]
 
 #: The first NCCL version with ``ncclCommInitRankScalable``, by which nccl4py creates
 #: communicators.
@@ -365,14 +365,13 @@ def _no_library() -> str | None:
     return None
 
 
-def _load_real() -> GpuApi:
+def _load() -> GpuApi:
     reason = unavailable_reason()
     if reason is not None:
         raise DistBackendError(f"the nccl backend cannot be used here: {reason}")
     return GpuApi(NcclLibrary(), CudaLibrary())
 
 
-_loader: Callable[[], GpuApi] = _load_real
 _api: GpuApi | None = None
 
 
@@ -383,13 +382,6 @@ def load() -> GpuApi:
     """
     global _api
     if _api is None:
-        _api = _loader()
+        _api = _load()
         cuda_device.use_driver(_api.cuda)
     return _api
-
-
-def set_loader_for_tests(loader: Callable[[], GpuApi] | None) -> None:
-    """Have `load` return what ``loader()`` returns; ``None``: the libraries."""
-    global _loader, _api
-    _loader, _api = loader or _load_real, None
-    cuda_device.use_driver(None)

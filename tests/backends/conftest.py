@@ -13,11 +13,10 @@ import rankscope as dist
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.groups.world import world
 from rankscope.backends.interface.registry import builtin_devices
-from rankscope.backends.nccl import nccl4py
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import recorder
 from tests.backends.gpu_ranks import Ranks
-from tests.backends.gpu_simulation import Simulation
+from tests.backends.gpu_simulation import Simulation, use_gpu_api
 from tests.backends.manual import Manual
 
 
@@ -78,10 +77,10 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 def simulation() -> Iterator[Simulation]:
     """A simulated GPU for each rank of this process, and NCCL between them."""
     made = Simulation()
-    nccl4py.set_loader_for_tests(lambda: made.api)
+    use_gpu_api(lambda: made.api)
     yield made
     made.close()
-    nccl4py.set_loader_for_tests(None)
+    use_gpu_api(None)
     watchdog.stop()
     # Pytest is no script that ends on garbage.
     take_async_error()

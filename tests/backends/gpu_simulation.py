@@ -24,8 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.backends.devices import cuda_device
 from rankscope.backends.errors import DistError, LibraryFailure
+from rankscope.backends.nccl import nccl4py
 from rankscope.backends.nccl.interface import GpuApi
+
+_LIBRARIES = nccl4py._load
 
 _TYPES = [
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
@@ -35,6 +39,12 @@ _TYPES = [
 ]
 _FOLDS: list[Callable[..., Any]] = [np.add, np.multiply, np.maximum, np.minimum, np.add]
 _AVG = 4
+
+
+def use_gpu_api(load: Callable[[], GpuApi] | None) -> None:
+    """Have the nccl backend use what ``load()`` returns; ``None``: the libraries."""
+    nccl4py._load, nccl4py._api = load or _LIBRARIES, None
+    cuda_device.use_driver(None)
 
 
 class DeviceArray(np.ndarray):

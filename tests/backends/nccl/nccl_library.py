@@ -45,7 +45,7 @@ from rankscope.backends.nccl import nccl4py as nccl_library
 from rankscope.backends.nccl.interface import GpuApi
 from rankscope.backends.nccl.nccl4py import NcclLibrary
 from rankscope.backends.work.async_errors import take_async_error
-from tests.backends.gpu_simulation import DeviceArray, Simulation
+from tests.backends.gpu_simulation import DeviceArray, Simulation, use_gpu_api
 
 IN_PROGRESS, SYSTEM_ERROR, REMOTE_ERROR, INTERNAL_ERROR = 7, 2, 6, 3
 
@@ -153,7 +153,7 @@ def group(
     It frees its streams and events, and calls NCCL on its device alone.
     """
     before = (cuda_stub.streams, cuda_stub.events)
-    nccl4py.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), HalfCuda(simulation)))
+    use_gpu_api(lambda: GpuApi(NcclLibrary(), HalfCuda(simulation)))
     store = dist.FileStore(str(tmp_path / "store"), 1)
     made = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 30)
     made.simulation = simulation  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ def group(
     until(lambda: (cuda_stub.streams, cuda_stub.events) == before)
     assert stub.homeless == 0
     store.close()
-    nccl4py.set_loader_for_tests(None)
+    use_gpu_api(None)
     watchdog.stop()
     take_async_error()
 
@@ -658,7 +658,7 @@ def test_a_group_is_suspended_and_resumed(group: ProcessGroup, stub: Stub) -> No
         group.suspend()
     stub.version = 22907
     cuda = HalfCuda(group.simulation)  # type: ignore[attr-defined]
-    nccl4py.set_loader_for_tests(lambda: GpuApi(NcclLibrary(), cuda))
+    use_gpu_api(lambda: GpuApi(NcclLibrary(), cuda))
     other = ProcessGroup("h", [0], 0, group.config, group.store, 30)
     dist.all_reduce(array(group, [1]), group=other)
     sizes = {"suspend": 1000, "persist": 3000, "total": 4000}

@@ -156,14 +156,13 @@ def test_groups_of_one_device_keep_the_order_of_issue(
 INTERRUPTED = """
 import os, signal, subprocess, sys, threading
 import rankscope as dist
-from rankscope.backends.nccl import nccl4py
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.process_group import ProcessGroup
-from tests.backends.gpu_simulation import Simulation
+from tests.backends.gpu_simulation import Simulation, use_gpu_api
 from rankscope.backends.conformance.waiting import until
 
 simulation = Simulation()
-nccl4py.set_loader_for_tests(lambda: simulation.api)
+use_gpu_api(lambda: simulation.api)
 store = dist.FileStore(sys.argv[1], 1)
 pg = ProcessGroup("g", [0], 0, BackendConfig("cuda:nccl"), store, 60)
 x = simulation.array([1.0], 0)

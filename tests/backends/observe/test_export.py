@@ -25,7 +25,6 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.groups.world import world
-from rankscope.backends.nccl import nccl4py
 from rankscope.backends.observe.export import local_dump, save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
 from rankscope.backends.post_mortem.report import examine
@@ -35,7 +34,7 @@ from rankscope.backends.work.state import WorkState
 from tests.backends import store_backend
 from tests.backends.gpu_ranks import Rank as GpuRank
 from tests.backends.gpu_ranks import Ranks
-from tests.backends.gpu_simulation import Simulation
+from tests.backends.gpu_simulation import Simulation, use_gpu_api
 from tests.backends.manual import Manual
 from tools.other_environments import torch_python
 
@@ -548,7 +547,7 @@ def nccl_dumps(scenario: str, folder: Path) -> None:
     """
     recorder.clear()
     simulation = Simulation()
-    nccl4py.set_loader_for_tests(lambda: simulation.api)
+    use_gpu_api(lambda: simulation.api)
     ranks = Ranks(simulation, folder).start(3, name=scenario)
     try:
         ranks(nccl_missing if scenario == "nccl_missing" else nccl_everything)
@@ -563,7 +562,7 @@ def nccl_dumps(scenario: str, folder: Path) -> None:
         ranks.ranks[0].pg.abort("the scenario is over")
         ranks.close()
         simulation.close()
-        nccl4py.set_loader_for_tests(None)
+        use_gpu_api(None)
         watchdog.stop()
         take_async_error()
 

@@ -18,11 +18,10 @@ pytestmark = pytest.mark.processes
 
 HANGS = """
 import rankscope as dist
-from rankscope.backends.nccl import nccl4py
-from tests.backends.gpu_simulation import Simulation
+from tests.backends.gpu_simulation import Simulation, use_gpu_api
 
 simulation = Simulation()
-nccl4py.set_loader_for_tests(lambda: simulation.api)
+use_gpu_api(lambda: simulation.api)
 dist.init_process_group("cuda:nccl", timeout=0.5)
 x = simulation.array([1.0, 2.0], 0)
 dist.all_reduce(x)

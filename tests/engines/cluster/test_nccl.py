@@ -37,10 +37,9 @@ ROOT = Path(__file__).resolve().parents[3]
 SIMULATED = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from rankscope.backends.nccl import nccl4py
-from tests.backends.gpu_simulation import Simulation
+from tests.backends.gpu_simulation import Simulation, use_gpu_api
 simulation = Simulation()
-nccl4py.set_loader_for_tests(lambda: simulation.api)
+use_gpu_api(lambda: simulation.api)
 alone = dist.new_group([rank], backend="cuda:nccl", group_desc="alone")
 x = simulation.array([1.0, 2.0], 0)
 dist.all_reduce(x, group=alone)
