@@ -362,7 +362,7 @@ class Cluster(LaunchedRanks):
             file = ClusterFile.read(self.cluster_id, self.profile)
             recovery.find_or_assign(
                 self._registry,
-                {} if file is None else file.hellos(),
+                {} if file is None else file.hellos,
                 time.monotonic() + attach_timeout,
                 report,
                 assign=not briefly,

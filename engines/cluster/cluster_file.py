@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rankscope import __version__
 
@@ -55,14 +55,12 @@ class ClusterFile(RuntimeFile):
     pid: int
     #: The notebook or script.
     notebook: str
-    version: str
     #: When it was ready, ``time.time()``.
     since: float
     #: Pid and start time of the controller; ``None`` where it is not known.
     controller: Sequence[int] | None
-    #: For each living rank: rank, pid, host, address and port of its engine, by the
-    #: identity of the engine.
-    engines: Mapping[str, Mapping[str, Any]]
+    #: What the engines of the living ranks say when they are asked, by their identities.
+    hellos: Mapping[str, Hello]
     world_size: int
     #: The number of the job of Slurm that the ranks are in, if they are in one.
     job: str = ""
@@ -89,20 +87,23 @@ class ClusterFile(RuntimeFile):
             node=socket.gethostname(),
             pid=os.getpid(),
             notebook=_notebook(),
-            version=__version__,
             since=time.time(),
             controller=None if started is None else (controller_pid or 0, started),
-            engines={
+            hellos={
                 slot.uuid: {
+                    "version": __version__,
                     "pid": slot.pid,
                     "host": slot.host,
                     "address": slot.address,
                     "port": slot.port,
+                    "job_rank": None,
                     "assignment": {
                         "rank": slot.rank,
                         "world_size": len(slots),
                         "torch": None if torch is None else asdict(torch),
                     },
+                    # Unknown: a silent rank cannot tell any more.
+                    "hosts_store": False,
                 }
                 for slot in slots
                 if slot.alive
@@ -136,10 +137,6 @@ class ClusterFile(RuntimeFile):
         """The controller's file for its clients."""
         dashed = f"-{self.cluster_id}" if self.cluster_id else ""
         return Path(self.profile, "security", f"ipcontroller{dashed}-client.json")
-
-    def hellos(self) -> dict[str, Hello]:
-        """Return what the engines answered when they were asked, by identity."""
-        return {uuid: _hello(self.version, one) for uuid, one in self.engines.items()}
 
     @property
     def runs(self) -> bool:
@@ -312,17 +309,3 @@ def this_client() -> str:
 def _notebook() -> str:
     """Return the path of the notebook as its server has it, else of the script."""
     return os.environ.get("JPY_SESSION_NAME") or Path(sys.argv[0]).name
-
-
-def _hello(version: str, engine: Mapping[str, Any]) -> Hello:
-    return {
-        "version": version,
-        "pid": engine["pid"],
-        "host": engine["host"],
-        "address": engine["address"],
-        "port": engine["port"],
-        "job_rank": None,
-        "assignment": engine["assignment"],
-        # Unknown: a silent rank cannot tell any more.
-        "hosts_store": False,
-    }

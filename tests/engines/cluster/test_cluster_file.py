@@ -47,7 +47,7 @@ def test_it_is_for_its_user_alone_and_names_the_ranks(running: ClusterFile) -> N
     assert running.path.stat().st_mode & 0o777 == 0o600
     (found,) = cluster_files()
     assert found.pid == os.getpid()
-    hello = found.hellos()["second"]
+    hello = found.hellos["second"]
     assert (hello["pid"], hello["port"]) == (4712, 29501)
     assert hello["assignment"] == {"rank": 1, "world_size": 2, "torch": None}
     running.remove()
