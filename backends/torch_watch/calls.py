@@ -184,7 +184,6 @@ class CallLog:
     # -- the wrappers --------------------------------------------------------
 
     def _wrap(self, original: Any, op_type: OpType, arrays: int) -> Any:
-        @functools.wraps(original)
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             for guard in self.guards:
                 guard(group, op_type.value)
@@ -201,7 +200,6 @@ class CallLog:
         return method
 
     def _wrap_wait(self, original: Any) -> Any:
-        @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._of_work.get(id(work))
             if call is None:
@@ -227,7 +225,6 @@ class CallLog:
         return wait
 
     def _wrap_look(self, original: Any) -> Any:
-        @functools.wraps(original)
         def look(work: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._of_work.get(id(work))
             if call is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,23 +96,29 @@ def issued(group: Any) -> int:
     return Names.issued(group) or 0
 
 
-def install(torch: Names) -> Callable[[], None]:
-    """Note each group that is made from now on; return the undoing."""
+def install(
+    torch: Names, making: Callable[[Mapping[str, Any]], AbstractContextManager[object]]
+) -> Callable[[], None]:
+    """Note each group that is made from now on; return the undoing.
+
+    Torch makes each in ``making(arguments)``, with those of its function by name.
+    """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
 
-        @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            group = result[0]
-            # A rank that is not in the group gets a number in place of a group, and a
-            # tag that was used before the group of that use.
-            if isinstance(group, torch.c10d.ProcessGroup):
-                with _lock:
-                    if group not in _made:
-                        _note(group, signature.bind(*args, **kwargs).arguments)
-            return result
+            arguments = signature.bind(*args, **kwargs).arguments
+            with making(arguments):
+                result = original(*args, **kwargs)
+                group = result[0]
+                # A rank that is not in the group gets a number in place of a group, and
+                # a tag that was used before the group of that use.
+                if isinstance(group, torch.c10d.ProcessGroup):
+                    with _lock:
+                        if group not in _made:
+                            _note(group, arguments)
+                return result
 
         return make
 

@@ -34,7 +34,6 @@ def note_submitters() -> Callable[[], None]:
     """
 
     def wrap(original: Any) -> Any:
-        @functools.wraps(original)
         def submit(pool: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1)
             frames = _users(caller) if _package_of(caller) == _LIBRARY else ()

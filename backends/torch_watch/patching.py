@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import logging
@@ -98,7 +99,7 @@ def replace(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
     original = getattr(owner, name, None)
     if original is None:
         return lambda: None
-    wrapped = wrapper(original)
+    wrapped = functools.wraps(original)(wrapper(original))
     setattr(owner, name, wrapped)
 
     def undo() -> None:

@@ -8,13 +8,12 @@ joins the groups of the others in their rebuild.
 
 from __future__ import annotations
 
-import functools
-import inspect
+import contextlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -31,7 +30,7 @@ from . import aborting, rebuilding
 from .aborting import abort
 from .creation import made_of
 from .frames import calling_frames
-from .private.groups import Names, names
+from .private.groups import names
 from .stores import disconnect
 from .torch_record import TorchRecord
 
@@ -157,43 +156,32 @@ class UnfinishedGroups:
     def __iter__(self) -> Any:
         return iter(list(self._unfinished))
 
-    def install(self, torch: Names) -> Callable[[], None]:
-        """Note each group while torch makes it; return the undoing."""
+    @contextlib.contextmanager
+    def making(self, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Note a group while torch makes it in the block, with these `arguments`."""
+        one = self._begin(arguments)
+        self._claim_number(arguments)
+        if one is None:
+            yield
+            return
+        self._unfinished.append(one)
+        recorder.changed()
+        try:
+            yield
+        except RuntimeError as error:
+            if one.reason is None:
+                raise
+            raise one.error() from error
+        finally:
+            self._unfinished.remove(one)
+            recorder.changed()
 
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            signature = inspect.signature(original)
-
-            @functools.wraps(original)
-            def make(*args: Any, **kwargs: Any) -> Any:
-                arguments = signature.bind(*args, **kwargs).arguments
-                one = self._begin(torch, arguments)
-                self._claim_number(torch, arguments)
-                if one is None:
-                    return original(*args, **kwargs)
-                self._unfinished.append(one)
-                recorder.changed()
-                try:
-                    return original(*args, **kwargs)
-                except RuntimeError as error:
-                    if one.reason is None:
-                        raise
-                    raise one.error() from error
-                finally:
-                    self._unfinished.remove(one)
-                    recorder.changed()
-
-            return make
-
-        return torch.wrap_maker(wrap)
-
-    def _begin(
-        self, torch: Names, arguments: Mapping[str, Any]
-    ) -> UnfinishedGroup | None:
+    def _begin(self, arguments: Mapping[str, Any]) -> UnfinishedGroup | None:
         """Return the group of `arguments`; ``None`` if this rank waits for no other.
 
         A rebuild makes groups on another thread, once all ranks are there.
         """
-        default = torch.default
+        default = names().default
         size, ranks = arguments["group_size"], arguments["global_ranks_in_group"]
         rank = arguments["group_rank"] if default is None else default.rank()
         members = tuple(ranks) or tuple(range(size))
@@ -204,14 +192,14 @@ class UnfinishedGroups:
         key = self._key_of(name, str(arguments.get("group_desc") or ""), members)
         return UnfinishedGroup(key, rank, arguments, default)
 
-    def _claim_number(self, torch: Names, arguments: Mapping[str, Any]) -> None:
+    def _claim_number(self, arguments: Mapping[str, Any]) -> None:
         """Raise `ValueError` if another rank makes another group by the same number.
 
         Torch pairs the groups of one number, whatever ranks they have: ops of ranks in
         different groups would complete, with wrong values. The first rank counts, and
         none waits for another.
         """
-        store, default = arguments["store"], torch.default
+        store, default = arguments["store"], names().default
         members = list(arguments["global_ranks_in_group"])
         if not members:
             # The numbers begin anew in another world over the same store.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import pickle
@@ -134,8 +133,7 @@ class TorchWatch:
         self.calls.on_error = self.on_error
         self.on_error.insert(0, note_failed_call)
         self._undo.append(self.calls.remove)
-        self._undo.append(creation.install(names))
-        self._undo.append(self._unfinished.install(names))
+        self._undo.append(creation.install(names, self._unfinished.making))
         self._undo.append(install_excepthook())
         self._undo.append(note_submitters())
         on_broken.append(self._note_broken)
@@ -159,7 +157,6 @@ class TorchWatch:
         """Note when each group is made: numbers and names are used again."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
             def register(name: str, group: Any) -> Any:
                 # The groups before it first: their order gives them their names.
                 with self._lock:
@@ -177,7 +174,6 @@ class TorchWatch:
         """Keep what tells of the last ops when all groups are destroyed."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
             def update(default: Any) -> Any:
                 if default is None and torch.default is not None:
                     for call in self.before_destroy:
