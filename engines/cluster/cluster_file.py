@@ -59,7 +59,7 @@ class ClusterFile(RuntimeFile):
     since: float
     #: Pid and start time of the controller; ``None`` where it is not known.
     controller: Sequence[int] | None
-    #: What the engines of the living ranks say when they are asked, by their identities.
+    #: What the engines of the living ranks say of themselves, by their identities.
     hellos: Mapping[str, Hello]
     world_size: int
     #: The number of the job of Slurm that the ranks are in, if they are in one.
