@@ -179,7 +179,8 @@ class Group:
         """Return whether ranks wait in this group for those at fault, or one died."""
         if verdict.fault is Fault.RANK_DEAD:
             return not {*verdict.culprits}.isdisjoint(self.ranks)
-        direct = {one.group for one in (*verdict.waits, *verdict.cycle)}
+        direct = {one.group for one in verdict.waits}
+        direct |= {one.group for one in verdict.cycle}
         return verdict.group == self.key or self.key.name in direct
 
     def _connections(self) -> str:
