@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..verdicts import Fault
-from .graph import final_components, shortest_cycle
+from .graph import final_components, is_acyclic, shortest_cycle
 from .order import out_of_step
 from .picture import Cause, Picture, issue_order
 from .scene import Place, Wait
@@ -22,6 +22,11 @@ def cycle_of(
 ) -> Cause:
     """Return ranks that wait for each other in the ops `inside` as one cause."""
     ring = shortest_cycle(members, edges)
+    through = [rank for rank in ring if is_acyclic({*members} - {rank}, edges)]
+    if len(through) == 1:
+        # First who waits for the one that is in all cycles.
+        start = ring.index(through[0]) - 1
+        ring = ring[start:] + ring[:start]
     ordered = sorted(inside, key=issue_order)
     told = []
     for place, rank in enumerate(ring):
@@ -40,8 +45,10 @@ def cycle_of(
         sides[wait.place].add(wait.rank)
     culprits: Iterable[int] = members
     sizes = sorted(map(len, sides.values()))
-    if any(wait.is_p2p for wait in inside):
-        culprits = ring
+    if len(through) == 1 and not all(wait.is_p2p for wait in inside):
+        culprits = through
+    elif any(wait.is_p2p for wait in inside):
+        culprits = ring if through else members
     elif len(sides) == 2 and (odd := out_of_step(sides, picture)):
         culprits = odd
     elif len(sides) == 2 and sizes[0] < sizes[1]:

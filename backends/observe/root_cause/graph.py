@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["final_components", "shortest_cycle"]
+__all__ = ["final_components", "is_acyclic", "shortest_cycle"]
 
 
 def final_components(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]]:
@@ -57,6 +57,26 @@ def final_components(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]
             for target in graph.get(member, ())
         )
     )
+
+
+def is_acyclic(members: Iterable[int], edges: Mapping[int, Iterable[int]]) -> bool:
+    """Return whether no rank of `members` waits for itself by way of others of them."""
+    inside = set(members)
+    awaited = {rank: inside.intersection(edges.get(rank, ())) for rank in inside}
+    waiting: dict[int, list[int]] = {rank: [] for rank in inside}
+    for rank, others in awaited.items():
+        for other in others:
+            waiting[other].append(rank)
+    free = [rank for rank, others in awaited.items() if not others]
+    count = 0
+    while free:
+        rank = free.pop()
+        count += 1
+        for one in waiting[rank]:
+            awaited[one].discard(rank)
+            if not awaited[one]:
+                free.append(one)
+    return count == len(inside)
 
 
 def shortest_cycle(

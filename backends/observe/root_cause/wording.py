@@ -287,6 +287,8 @@ def _cycle(cause: Cause, picture: Picture, names: Names) -> str:
         advice = "all send first: one of them must receive first"
     elif kinds <= {"send", "recv"}:
         advice = "each send needs its receive in the same place of the order"
+    if len(cause.culprits) == 1:
+        advice = f"without {name_ranks(cause.culprits)} there is no cycle: {advice}"
     return f"{name_ranks(ring)} wait for each other: {', '.join(told)}; {advice}"
 
 

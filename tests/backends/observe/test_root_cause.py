@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from rankscope.backends.groups.inquiry import AT_ITS_END
 from rankscope.backends.observe.evidence import (
     Arrays,
@@ -17,7 +19,11 @@ from rankscope.backends.observe.evidence import (
     combine,
 )
 from rankscope.backends.observe.root_cause import find_root_causes
-from rankscope.backends.observe.root_cause.graph import final_components, shortest_cycle
+from rankscope.backends.observe.root_cause.graph import (
+    final_components,
+    is_acyclic,
+    shortest_cycle,
+)
 from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
 
 WORLD = Group("world", (0, 1, 2, 3))
@@ -478,6 +484,13 @@ def test_final_components_of_long_chains_and_cycles() -> None:
     assert final_components({0: [1, 3], 1: [2], 2: [1]}) == [(1, 2), (3,)]
 
 
+def test_what_has_no_cycle() -> None:
+    edges = {0: [1, 2], 1: [2], 2: [0]}
+    assert not is_acyclic([0, 1, 2], edges)
+    assert is_acyclic([0, 1], edges)
+    assert is_acyclic([], edges)
+
+
 def test_the_shortest_cycle() -> None:
     edges = {0: [1], 1: [2], 2: [0, 3], 3: [2]}
     assert sorted(shortest_cycle([0, 1, 2, 3], edges)) == [2, 3]
@@ -533,6 +546,32 @@ def test_others_tell_which_of_two_ops_comes_first() -> None:
     ranks[3].issue(group=DP1, line=2)
     found = only(look(ranks))
     assert (found.fault, found.culprits) == (Fault.DEADLOCK, (3,))
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "recv"])
+def test_the_rank_that_is_in_all_cycles_is_the_culprit(op: str) -> None:
+    """Rank 3 alone has left the step; the others are in three ops of it."""
+    ranks = four()
+    if op == "recv":
+        ranks[0].issue(op, peer=2)
+    else:
+        ranks[0].issue(group=DP[0])
+    ranks[1].issue(group=DP1)
+    ranks[2].issue(group=TP1)
+    ranks[3].issue("broadcast", line=88)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.DEADLOCK, (3,))
+    assert found.group.name in ("dp", "tp")
+    assert "without rank 3 there is no cycle" in found.text
+
+
+def test_where_no_rank_is_in_all_cycles_all_are_named() -> None:
+    ranks = four()
+    for one in ranks:
+        for peer in {one.rank - 1, one.rank + 1} & {0, 1, 2, 3}:
+            one.issue("recv", peer=peer)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.DEADLOCK, (0, 1, 2, 3))
 
 
 def test_where_no_other_rank_tells_the_order_both_are_named() -> None:
