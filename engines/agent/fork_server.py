@@ -11,13 +11,14 @@ To the server ``{"listen": address}``
     answer is ``{"at": [address, port]}``.
 To the server ``{"connect": [[address, port], ...]}``
     Whether the engines can connect there: ``{"refused": [why, ...]}``, empty if so.
-To the server ``{"fork": [...], "environment": {...}, "stay": null}``
+To the server ``{"fork": [...], "environment": {...}, "torch": false, "stay": null}``
     The engines to start, each with its ``arguments``, the ``command`` of a program of
     its own (null: a fork of the server), the file of its ``output`` (null: one without
-    a name) and its ``job_rank`` (null: none); and variables that are to be added to
-    their environment. A server that is to ``stay`` may get more of these: it ends once
-    it has had no engine and no message for that many seconds, as where its owner's host
-    was lost, whose end of stdin never comes.
+    a name) and its ``job_rank`` (null: none); variables that are to be added to
+    their environment; and whether all will import ``torch``. A server that is to
+    ``stay`` may get more of these: it ends once it has had no engine and no message for
+    that many seconds, as where its owner's host was lost, whose end of stdin never
+    comes.
 From the server ``{"pids": [...]}``
     The engines' pids, in the order of the request; ``{"failed": why}`` where this host
     has no room for another process. Engines that it has forked before run on.
@@ -344,6 +345,10 @@ class _Server:
         # From here on the end of stdin ends the server, together with its engines.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.environ.update(request["environment"])
+        if request["torch"]:
+            # A torch that cannot be imported fails in the engines, which tell.
+            with contextlib.suppress(ImportError, OSError):
+                importlib.import_module("rankscope.engines.agent.torch_ranks").preload()
         self._forked, self._stays = True, request["stay"]
         # Out of the way of each collection, which would copy the pages that are shared.
         gc.collect()

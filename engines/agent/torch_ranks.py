@@ -19,7 +19,7 @@ from ..wire.requests import TorchAnswer
 from .agent import installed
 from .gpus import Gpu, choose_device, may_share
 
-__all__ = ["init_group", "load"]
+__all__ = ["init_group", "load", "preload"]
 
 #: Seconds that a request to the store of the default group may take.
 STORE_TIMEOUT = 30.0
@@ -38,6 +38,13 @@ DEFAULTS = {
 _hosted: Any = None
 
 
+def preload() -> None:
+    """Import torch, in a rank or before ranks are forked, as ranks want it."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    import_module("torch.distributed")
+
+
 def load(host: str | None) -> str:
     """Import torch, which the agent watches, and set the cells' variables.
 
@@ -46,8 +53,7 @@ def load(host: str | None) -> str:
     notebook gets the repr of the result.
     """
     global _hosted
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
+    preload()
     import torch
     import torch.distributed as dist
 

@@ -236,6 +236,8 @@ class Cluster(LaunchedRanks):
         )
         if named is not None:
             launched.hosts = named
+        if launched.hosts is not None:
+            launched.hosts.torch = options is not None
         connected = False
         try:
             launched.reserve(report)

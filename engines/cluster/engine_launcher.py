@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -142,13 +143,16 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         if hosts.is_local:
             # Its path is none of the other hosts.
             environment["IPP_PROFILE_DIR"] = self.profile_dir
-        stay = None if hosts.is_local else hosts.lost_after
+        fork = partial(
+            ForkServer.fork,
+            environment=environment,
+            torch=hosts.torch and not hosts.by_command,
+            stay=None if hosts.is_local else hosts.lost_after,
+        )
         try:
             await asyncio.gather(
                 *(
-                    hosts.answer_of(
-                        name, hosts.servers[name].fork(each, environment, stay=stay)
-                    )
+                    hosts.answer_of(name, fork(hosts.servers[name], each))
                     for name, each in engines.items()
                 )
             )

@@ -54,18 +54,20 @@ class ForkServer(LeashedProcess):
         engines: Mapping[Forked, dict[str, Any]],
         environment: Mapping[str, str],
         *,
+        torch: bool = False,
         stay: float | None = None,
     ) -> None:
         """Fork an engine for each launcher, with what the server is to know of it.
 
-        It is to `stay` for so many seconds without an engine or a message; ``None``: it
-        ends with its last engine.
+        With `torch` it imports that for all. It is to `stay` for so many seconds without
+        an engine or a message; ``None``: it ends with its last engine.
         """
         # Until then it may be importing, or its ssh connecting.
         self.listens = True
         message = {
             "fork": [*engines.values()],
             "environment": {**environment},
+            "torch": torch,
             "stay": stay,
         }
         await self.ask(message, [*engines])

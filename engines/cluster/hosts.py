@@ -90,6 +90,8 @@ class Hosts:
         self.closing = False
         #: Whether the ranks may outlive this process.
         self.kept = False
+        #: Whether all ranks will import torch.
+        self.torch = False
         #: The arguments of the engines, once some were started.
         self.engine_args: list[str] = []
 

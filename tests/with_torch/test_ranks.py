@@ -45,6 +45,17 @@ def test_the_variables_of_a_cell(cluster: Cluster) -> None:
         ]
 
 
+def test_torch_was_imported_once_for_all_ranks(cluster: Cluster) -> None:
+    parents = values(
+        cluster,
+        "import os, pathlib",
+        "os.getppid()",
+        "'libtorch' in pathlib.Path(f'/proc/{os.getppid()}/maps').read_text()",
+    )
+    assert parents[0] == parents[1]
+    assert parents[0][1]
+
+
 def test_the_environment_is_that_of_torchrun(cluster: Cluster) -> None:
     found = values(
         cluster,

@@ -201,7 +201,9 @@ def test_a_host_without_room_for_a_process_says_so(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     engines = [{"output": None}, {"output": None}]
-    assert not server._fork({"fork": engines, "environment": {}, "stay": 600.0})
+    assert not server._fork(
+        {"fork": engines, "environment": {}, "torch": False, "stay": 600.0}
+    )
     why = "no other process can be started: Resource temporarily unavailable"
     assert sent == [{"failed": why}]
     assert server._living == {7}
@@ -219,6 +221,7 @@ def test_a_fork_server_ends_whose_owner_is_cut_off() -> None:
             {"output": None, "command": ["sleep", "0.3"], "job_rank": 1},
         ],
         "environment": {},
+        "torch": False,
         "stay": 0.2,
     }
     server = subprocess.Popen(
