@@ -59,8 +59,8 @@ class ForkServer(LeashedProcess):
     ) -> None:
         """Fork an engine for each launcher, with what the server is to know of it.
 
-        With `torch` it imports that for all. It is to `stay` for so many seconds without
-        an engine or a message; ``None``: it ends with its last engine.
+        With `torch` it imports that for all. It is to `stay` for so many seconds
+        without an engine or a message; ``None``: it ends with its last engine.
         """
         # Until then it may be importing, or its ssh connecting.
         self.listens = True
