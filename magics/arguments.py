@@ -123,7 +123,10 @@ def _check_hosts(values: Values) -> None:
         return
     n = sum(hosts.values())
     if values["n"] not in (None, n):
-        DIST_INIT.fail(f"-n {values['n']}: the hosts have {n} ranks; leave -n out")
+        DIST_INIT.fail(
+            f"-n {values['n']}: the hosts have {n} ranks; leave -n out, and name those "
+            "of each host as a:4,b:4"
+        )
     values["n"] = n
 
 

@@ -197,8 +197,8 @@ _NEVER_MEET = (
 )
 
 _NO_ANSWER = (
-    "the group is not made there yet, the process is stopped or holds the GIL, or the "
-    "host is out of reach"
+    "the group is not made there yet, the process has ended, is stopped or holds the "
+    "GIL, or the host is out of reach"
 )
 
 

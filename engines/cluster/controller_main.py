@@ -9,7 +9,9 @@
 - the profile and the id of the cluster, whose files it removes after the notebook's
   end;
 - ipyparallel's file of a cluster whose engines run elsewhere, or nothing: it stops
-  them, too.
+  them, too;
+- the command that a configuration has for the controller, if it has one. It gets the
+  signal at the notebook's end, and nothing else of this file.
 """
 
 from __future__ import annotations
@@ -38,6 +40,11 @@ def main() -> None:
     owner, kept, profile, cluster_id, elsewhere = sys.argv[1:6]
     del sys.argv[1:6]
     parent, mine = int(owner.split("/")[2]), os.getpid()
+    command = sys.argv[1:]
+    if command and not command[0].startswith("-"):
+        if not kept:
+            _end_with(parent, signal.SIGTERM)
+        os.execvp(command[0], command)
     # Its schedulers end with it, whatever it is ended by.
     multiprocessing.set_start_method("fork")
     os.register_at_fork(after_in_child=lambda: _end_with(mine, signal.SIGKILL))

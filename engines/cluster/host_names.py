@@ -49,7 +49,8 @@ def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, number in entries:
         # One that begins with a dash would be an option of ssh.
-        if not isinstance(name, str) or not name or name.startswith("-"):
+        named = isinstance(name, str) and name.split() == [name]
+        if not named or name.startswith("-"):
             raise ValueError(f"{name!r} is no host: expected a:4,b:4, or a hostfile")
         if "/" in name:
             raise ValueError(f"there is no hostfile {name}")

@@ -16,7 +16,10 @@ from typing import Any
 
 import ipyparallel
 import psutil
-from ipyparallel.cluster.launcher import LocalEngineSetLauncher
+from ipyparallel.cluster.launcher import (
+    LocalControllerLauncher,
+    LocalEngineSetLauncher,
+)
 from traitlets import TraitError
 from traitlets.config import Config
 
@@ -193,7 +196,10 @@ def prepare(
         command = [sys.executable, controller_main.__file__, launched.thread]
         command += ["kept" if keep else "", cluster.profile_dir, cluster.cluster_id]
         command.append("" if launched.is_local else cluster.cluster_file)
-        cluster.config.LocalControllerLauncher.setdefault("controller_cmd", command)
+        launcher = cluster.config.LocalControllerLauncher
+        if "controller_cmd" in launcher:
+            command += LocalControllerLauncher(config=cluster.config).controller_cmd
+        launcher.controller_cmd = command
     if kind == "LocalControllerLauncher" and not configured:
         ports = launched.until_started.enter_context(reserved_ports(_PORTS))
         if ports:

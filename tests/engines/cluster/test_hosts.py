@@ -69,6 +69,7 @@ def test_a_hostfile_of_mpi(tmp_path: Path) -> None:
         ("", "'' is no host: expected a:4,b:4, or a hostfile"),
         ("./hosts.txt", "there is no hostfile ./hosts.txt"),
         ("a:4,,b", "'' is no host"),
+        ("a:4 b:4", "'a:4 b:4' is no host: expected a:4,b:4, or a hostfile"),
         ("a:x", "a:x: expected a number of ranks from 1"),
         ("a:0", "a:0: expected a number of ranks from 1"),
         ({"a": True}, "a:True: expected a number of ranks"),

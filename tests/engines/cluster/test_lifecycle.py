@@ -216,6 +216,19 @@ class TestTheEnd:
         assert owner.living() == []
         assert [path for path in owner.said["files"] if Path(path).exists()] == []
 
+    def test_a_controller_that_a_profile_names_ends_with_its_owner(self) -> None:
+        profile = Path(os.environ["IPYTHONDIR"], "profile_own")
+        profile.mkdir(parents=True)
+        command = [sys.executable, "-B", "-m", "ipyparallel.controller"]
+        profile.joinpath("ipcluster_config.py").write_text(
+            f"c.LocalControllerLauncher.controller_cmd = {command}"
+        )
+        owner = Owner(profile="own")
+        controller = psutil.Process(owner.said["controller"])
+        assert controller.cmdline()[: len(command)] == command
+        owner.kill()
+        until(lambda: not owner.living(), WAIT, "controller and engines to end")
+
     @pytest.mark.parametrize("first", ["controller", "server"])
     def test_an_owner_that_is_killed_with_another_process(self, first: str) -> None:
         owner = Owner(2)
