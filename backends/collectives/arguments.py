@@ -249,12 +249,10 @@ class Call(Place):
                 f"elements; expected {expected}: {why}"
             )
 
-    def check_sizes(
-        self, arrays: Sequence[Array], argument: str, size: int, other: str
-    ) -> None:
-        """Do `check_size` for each of a list, which has to be as large as `other`."""
+    def check_sizes(self, arrays: Sequence[Array], argument: str, size: int) -> None:
+        """Do `check_size` for each of a list, which has to be as large as `tensor`."""
         for i, array in enumerate(arrays):
-            self.check_size(array, f"{argument}[{i}]", size, f"the size of {other}")
+            self.check_size(array, f"{argument}[{i}]", size, "the size of tensor")
 
     def check_own_part(self, received: int, sent: int) -> None:
         """Raise `ValueError` unless this rank receives what it sends itself."""

@@ -233,7 +233,7 @@ def gather(
     array = call.take(tensor, "tensor", writable=False)
     outputs = call.take_root_list(gather_list, "gather_list", root)
     call.check_dtypes()
-    call.check_sizes(outputs or (), "gather_list", array.size, "tensor")
+    call.check_sizes(outputs or (), "gather_list", array.size)
     args = array, outputs, root
     result = gather_list and list(gather_list)
     return call.issue(args, peer=root, result=result).finish(async_op)
@@ -293,7 +293,7 @@ def scatter(
     inputs = call.take_root_list(scatter_list, "scatter_list", root, writable=False)
     array = call.take(tensor, "tensor")
     call.check_dtypes()
-    call.check_sizes(inputs or (), "scatter_list", array.size, "tensor")
+    call.check_sizes(inputs or (), "scatter_list", array.size)
     args = array, inputs, root
     return call.issue(args, peer=root, result=tensor).finish(async_op)
 

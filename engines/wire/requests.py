@@ -280,7 +280,7 @@ class GetHello(Request[Hello]):
 
 
 class GetNames(Request[dict[str, str]]):
-    """Return the names that cells can use; see `agent.names`."""
+    """Return the names that cells can use; see `agent.names_of`."""
 
 
 class GetNcclReport(Request[NcclReport]):
