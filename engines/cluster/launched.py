@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import IO, Any, TypeVar
@@ -16,6 +15,8 @@ import ipyparallel
 from ipyparallel.cluster.launcher import (
     BatchSystemLauncher,
 )
+
+from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
@@ -62,10 +63,7 @@ class Launched(LaunchedProcesses):
         #: What the cluster needs until its engines are there.
         self.until_started = contextlib.ExitStack()
         super().__init__(asyncio.new_event_loop())
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="rankscope-launcher", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread("launcher", self._loop.run_forever)
         try:
             # On the loop's thread: launchers keep the loop that they were made on.
             self.cluster = self.run(_call(make))
