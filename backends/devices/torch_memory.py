@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["host_array"]
+__all__ = ["host_array", "shared_array"]
 
 # Those that torch has with these names; ml_dtypes adds further names to numpy's.
 _NAMES = {np.dtype(code).name for code in "?bBhHiIqQefdFD"}
@@ -37,22 +37,32 @@ def host_array(tensor: Any) -> Any:
     cannot share (`RuntimeError`, `TypeError`), and `RuntimeError` where the storage has
     been freed.
     """
+    array = None if tensor.requires_grad else shared_array(tensor)
+    return tensor.numpy() if array is None else array
+
+
+def shared_array(tensor: Any) -> Any:
+    """Return `host_array` of a tensor; it may require a gradient.
+
+    ``None``: only ``tensor.numpy()`` knows whether there is one.
+    """
+    torch = sys.modules["torch"]
     typestr = _typestr(tensor.dtype)
     if (
         typestr is None
-        or type(tensor) is not sys.modules["torch"].Tensor
-        or tensor.requires_grad
+        or type(tensor) is not torch.Tensor
+        or not tensor.is_cpu
+        or tensor.layout is not torch.strided
         or tensor.is_conj()
         or tensor.is_neg()
-        or tensor.layout is not sys.modules["torch"].strided
     ):
-        return tensor.numpy()
+        return None
     address = tensor.data_ptr()
     if not address and tensor.numel():
         raise RuntimeError("its storage has no memory: it was freed, or never filled")
-    size = tensor.element_size()
     strides = None
     if not tensor.is_contiguous():
+        size = tensor.element_size()
         strides = tuple(stride * size for stride in tensor.stride())
     interface = {
         "version": 3,

@@ -91,11 +91,20 @@ class _Future(torch.futures.Future):  # type: ignore[misc]
         super().add_done_callback(lambda _: callback(self))
 
 
-def future_of(work: Work, outputs: Sequence[torch.Tensor]) -> torch.futures.Future:
-    """Return a future of an op: its value is the list of the output tensors."""
-    if Backward.current() is None and private.in_backward():
+def future_of(
+    work: Work, outputs: Sequence[torch.Tensor], waited: bool
+) -> torch.futures.Future:
+    """Return a future of an op: its value is the list of the output tensors.
+
+    `waited`: somebody has waited for the op before. DDP's join does, and reads the
+    value at once.
+    """
+    if waited and work.is_success():
+        return OpFuture(work, outputs, None)
+    backward = Backward.current()
+    if backward is None and private.in_backward():
         return _failable(work, outputs)
-    return OpFuture(work, outputs)
+    return OpFuture(work, outputs, backward)
 
 
 def _failable(work: Work, outputs: Sequence[torch.Tensor]) -> torch.futures.Future:
@@ -118,10 +127,14 @@ def _failable(work: Work, outputs: Sequence[torch.Tensor]) -> torch.futures.Futu
 class OpFuture(_Future):
     """The future of an op: its value is the list of the output tensors."""
 
-    def __init__(self, work: Work, outputs: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        work: Work,
+        outputs: Sequence[torch.Tensor],
+        backward: Backward | None,
+    ) -> None:
         super().__init__()
-        self.work, self.outputs = work, outputs
-        self.backward = Backward.current()
+        self.work, self.outputs, self.backward = work, outputs, backward
         if self.backward is not None:
             # An op that is over, too: its callbacks have their turn, on all ranks.
             self.backward.pending.append(self)

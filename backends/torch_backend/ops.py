@@ -27,7 +27,7 @@ from ..work.work import Work
 from . import stale
 from .issuers import issuer
 from .meeting import require_members
-from .private import c10d, disable_dynamo, is_profiling
+from .private import c10d, disable_dynamo, in_backward, is_profiling
 from .sparse import sparse_all_reduce
 from .tensors import memories, row_memory
 from .work import BatchedWork, TorchWork
@@ -89,7 +89,7 @@ class Ops(GroupOps):
         # Without a timeout of its own, torch's options have a negative one.
         if isinstance(limit, timedelta) and limit > _NOW:
             call = functools.partial(_within, op_timeout(limit), call)
-        by = issuer(name, sys._getframe(1))
+        by = issuer(name, sys._getframe(1)) if in_backward() else ""
         if by:
             call = functools.partial(_within, issued_by(by), call)
         if is_profiling():

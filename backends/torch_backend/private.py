@@ -101,10 +101,25 @@ is_profiling: Callable[[], bool] = _probe(
     torch._C._autograd, "_profiler_enabled", "the profiler does not name ops"
 ) or (lambda: False)
 
-#: torch.compile does not trace a function: an op works on the memory of tensors.
-disable_dynamo: Callable[[Any], Any] = _probe(
+_disable_dynamo: Callable[[Any], Any] = _probe(
     torch, "_disable_dynamo", "compiled functions may fail at an op"
 ) or (lambda function: function)
+# Torch's wrapper costs each call 5 µs, and the first one an import of Dynamo: newer
+# versions of torch can be told to leave a function alone, and what it calls.
+_frames = torch._C._dynamo.eval_frame
+
+
+def disable_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch.compile not trace `function`, as an op: it works on memory."""
+    if not hasattr(_frames, "set_code_exec_strategy"):
+        wrapped: Callable[..., Any] = _disable_dynamo(function)
+        return wrapped
+    skip = _frames._FrameAction.SKIP
+    strategy = _frames._FrameExecStrategy(skip, skip)
+    _frames.set_code_exec_strategy(function.__code__, strategy)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
 
 #: The hook of DDP's mixed precision that reduces a bucket, as its owner and name.
 upcast_hook = mixed_precision_hooks, "_reducer_allreduce_and_upcast_hook"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..devices.torch_memory import host_array
+from ..devices.torch_memory import host_array, shared_array
 
 __all__ = ["memories", "memory", "row_memory"]
 
@@ -44,6 +44,21 @@ def memory(tensor: torch.Tensor, where: object, *, moved: bool = False) -> Any:
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{where}: got a {type(tensor).__name__}; expected a tensor")
+    try:
+        array = shared_array(tensor)
+        if array is None or not array.flags.c_contiguous:
+            array = _unusual(tensor, where, moved)
+    except (RuntimeError, TypeError) as error:
+        # Quantized, conjugated, without memory (meta, fake, a tensor of a transform).
+        raise TypeError(
+            f"{where}: the memory of the tensor ({type(tensor).__name__}, "
+            f"{tensor.dtype}) cannot be used: {error}"
+        ) from error
+    return array
+
+
+def _unusual(tensor: torch.Tensor, where: object, moved: bool) -> Any:
+    """Do `memory` for a tensor that numpy does not take as it is."""
     tensor = tensor.detach()
     if tensor.device.type not in _DEVICES:
         raise ValueError(
@@ -71,14 +86,7 @@ def memory(tensor: torch.Tensor, where: object, *, moved: bool = False) -> Any:
             return tensor
     if tensor.device.type != "cpu":
         return tensor
-    try:
-        return host_array(tensor)
-    except (RuntimeError, TypeError) as error:
-        # Quantized, conjugated, without memory (meta, fake, a tensor of a transform).
-        raise TypeError(
-            f"{where}: the memory of the tensor ({type(tensor).__name__}, "
-            f"{tensor.dtype}) cannot be used: {error}"
-        ) from error
+    return host_array(tensor)
 
 
 def memories(tensors: Iterable[Any], where: object, *, moved: bool = False) -> Any:

@@ -10,7 +10,7 @@ import torch
 from ..groups.op_start import PendingOp
 from ..work.work import Work
 from .driving import future_of
-from .private import c10d
+from .private import c10d, disable_dynamo
 
 __all__ = ["BatchedWork", "TorchWork"]
 
@@ -24,10 +24,15 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
         super().__init__()
         self.work, self._outputs = work, outputs
         self._future: torch.futures.Future | None = None
+        self._waited = False
 
+    @disable_dynamo
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        return self.work.wait(timeout if timeout else None)
+        self.work.wait(timeout if timeout else None)
+        self._waited = True
+        return True
 
+    @disable_dynamo
     def synchronize(self) -> None:
         self.work.synchronize()
 
@@ -40,6 +45,7 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
     def exception(self) -> BaseException | None:
         return self.work.exception()
 
+    @disable_dynamo
     def result(self) -> list[torch.Tensor]:
         self.work.wait()
         return list(self._outputs)
@@ -49,9 +55,11 @@ class TorchWork(c10d.Work):  # type: ignore[misc]
 
     _source_rank = source_rank
 
+    @disable_dynamo
     def get_future(self) -> torch.futures.Future:
         if self._future is None:
-            self._future = future_of(self.work, list(self._outputs))
+            outputs = list(self._outputs)
+            self._future = future_of(self.work, outputs, self._waited)
         return self._future
 
     def _get_sequence_number(self) -> int:
@@ -72,6 +80,7 @@ class BatchedWork(TorchWork):
 
     work: PendingOp
 
+    @disable_dynamo
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         # Torch's functions wait for an op in the block, too, without async_op=True.
         return self.work.issued is None or super().wait(timeout)

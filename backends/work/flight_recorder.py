@@ -20,7 +20,7 @@ from .op_type import OpType, payload
 from .record_fields import Course, Frame, Splits, record_fields
 from .reduce_op import ReduceOp
 from .state import COMPLETED, SCHEDULED
-from .user_code import is_installed, users_frame
+from .user_code import is_ours, users_frame
 from .work import Work
 
 __all__ = [
@@ -35,8 +35,6 @@ __all__ = [
     "user_frame",
     "user_frames",
 ]
-
-_PACKAGE = f"{__name__.partition('.')[0]}."
 
 #: How many arrays of an op have their size in a status message.
 SIZES_SHOWN = 4
@@ -54,14 +52,11 @@ def user_frames(depth: int = 1) -> tuple[Frame, ...]:
     one outside of this package. The search begins `depth` calls above: each frame that
     is looked at costs.
     """
-    frame = sys._getframe(depth)
-    # By the name of the module: the folders of the package differ when it is mapped.
-    while frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    if is_installed(frame.f_code.co_filename):
-        frame = users_frame(frame) or frame
+    frame = users_frame(sys._getframe(depth))
+    if frame is None:
+        frame = sys._getframe(depth)
+        while is_ours(frame) and frame.f_back:
+            frame = frame.f_back
     code = frame.f_code
     here = code.co_filename, frame.f_lineno, code.co_name
     # One caller, no more: each costs a third of a microsecond.
@@ -75,7 +70,7 @@ def user_frames(depth: int = 1) -> tuple[Frame, ...]:
 def frames_inside() -> int:
     """Return how many frames of this package the caller is in, itself included."""
     count, frame = 0, sys._getframe(1)
-    while frame.f_globals.get("__name__", "").startswith(_PACKAGE) and frame.f_back:
+    while is_ours(frame) and frame.f_back:
         count, frame = count + 1, frame.f_back
     return count
 

@@ -6,7 +6,7 @@ import os
 from functools import cache
 from types import FrameType
 
-__all__ = ["is_installed", "users_frame"]
+__all__ = ["is_installed", "is_ours", "users_frame"]
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
@@ -23,13 +23,30 @@ def is_installed(file: str) -> bool:
     )
 
 
+# Whether the code of a file is a library's or Rankscope's. A name such as <string> may
+# be that of several pieces of code.
+_foreign: dict[str, bool] = {}
+
+
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """Return `frame`, or the innermost of its callers that is the user's own."""
-    while frame is not None and (
-        # By the name of the module: the folders of the package differ when it is
-        # mapped.
-        frame.f_globals.get("__name__", "").startswith(_PACKAGE)
-        or is_installed(frame.f_code.co_filename)
-    ):
+    # Each op walks over some ten frames.
+    known = _foreign
+    while frame is not None:
+        file = frame.f_code.co_filename
+        foreign = known.get(file)
+        if foreign is None:
+            foreign = is_ours(frame) or is_installed(file)
+            if not file.startswith("<"):
+                known[file] = foreign
+        if not foreign:
+            return frame
         frame = frame.f_back
-    return frame
+    return None
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Return whether the code of `frame` is Rankscope's."""
+    # By the name of the module: the folders of the package differ when it is mapped.
+    name: str = frame.f_globals.get("__name__", "")
+    return name.startswith(_PACKAGE)

@@ -441,7 +441,8 @@ class Work:
             The argument of the op.
         """
         if async_op:
-            self.detach()
+            if not self._state.is_terminal:
+                self.detach()
             record = self.record
             # A send has no result to wait for.
             if unwaited.active and record and self.op_type is not OpType.SEND:
@@ -505,7 +506,7 @@ class Work:
 
     def _begin_unreported(self) -> None:
         """Start a Work that no other thread knows yet, and that has no record."""
-        self._state = transition(self._state, STARTED)
+        self._state = STARTED
         self.started_ns = self.scheduled_ns
 
     def mark_started(self, at_ns: int | None = None) -> None:

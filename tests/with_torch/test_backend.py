@@ -125,6 +125,19 @@ COLLECTIVES = {
             error = raised(lambda: pg.allreduce(bad))
             assert isinstance(error, (TypeError, ValueError)), error
     """,
+    "compiled": """
+        # A graph breaks at an op that torch does not trace: ours has to be left alone.
+        torch._dynamo.reset()
+        frames = torch._dynamo.utils.counters["frames"]
+        frames.clear()
+        def step(x):
+            y = x * 2
+            dist.broadcast(y, 0)
+            return y + 1
+        traced = torch.compile(step, backend="eager")
+        assert traced(torch.full((2,), float(rank))).tolist() == [1, 1]
+        assert frames["total"] == 2, frames  # before the op, and behind it
+    """,
     "rooted": """
         x = torch.ones(2)
         dist.reduce(x, 1)

@@ -143,7 +143,7 @@ def test_a_future_in_a_backward_pass_ends_when_the_gpu_has_ended(ranks: Ranks) -
         def hook(gradient: torch.Tensor) -> torch.Tensor:
             r.simulation.user_stream(r.rank).put(hold)
             work: Any = ops.allreduce([x])
-            future = future_of(work.work, [x])
+            future = future_of(work.work, [x], False)
             future.then(lambda one: seen.append(host(one.value()[0])))
             threading.Timer(0.05, free.set).start()
             return gradient
