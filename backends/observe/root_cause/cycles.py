@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..evidence import IssuedOp, State
 from ..verdicts import Fault
 from .graph import final_components, is_acyclic, shortest_cycle
 from .order import out_of_step
@@ -91,10 +92,28 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
     if causes or any(one.overrun for one in picture.evidence.ranks.values()):
         # An op that hangs may be one that is left out.
         return causes
+    hangs: dict[tuple[int, ...], list[Wait]] = defaultdict(list)
     for waits in full.values():
-        ranks = {one for wait in waits for one in (wait.rank, *_others(wait))}
-        causes.append(Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), tuple(waits)))
-    return causes
+        states = {one.rank: _state(one.op) for one in waits}
+        for one in waits:
+            for other in _others(one):
+                states.setdefault(other, _state(one.other))
+        hangs[_behind(states) or tuple(sorted(states))] += waits
+    return [
+        Cause(Fault.EXECUTION_HANG, ranks, tuple(waits))
+        for ranks, waits in hangs.items()
+    ]
+
+
+def _state(op: IssuedOp | None) -> State:
+    return "unknown" if op is None else op.state
+
+
+def _behind(states: Mapping[int, State]) -> tuple[int, ...]:
+    """Return the ranks on which an op has not begun, if it has on all others."""
+    if "started" not in states.values() or "unknown" in states.values():
+        return ()
+    return tuple(rank for rank, state in sorted(states.items()) if state == "scheduled")
 
 
 def _current(picture: Picture) -> dict[int, list[Wait]]:
@@ -107,12 +126,14 @@ def _current(picture: Picture) -> dict[int, list[Wait]]:
         started = [one for one in waits if one.op and one.op.state == "started"]
         first = (started or waits)[0]
         batch = first.op.batch if first.op is not None else None
-        current[rank] = [
+        together = [
             one
             for one in waits
             if one is first
             or (batch is not None and one.op is not None and one.op.batch == batch)
         ]
+        # What has come to its other side holds a batch no more.
+        current[rank] = [one for one in together if not one.ahead] or together
     return current
 
 

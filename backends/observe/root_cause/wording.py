@@ -206,16 +206,27 @@ def _hang(cause: Cause, picture: Picture, names: Names) -> str:
             f"{'its GPU or its process has' if one else _STOPPED} stopped"
         )
     both = "both sides" if wait.is_p2p else "all ranks"
-    text = (
-        f"{both} have entered {op}, nothing differs, and it does not complete on {who}"
-    )
-    started = {one.rank for one in cause.waits if one.op and one.op.state == "started"}
-    if started and len(started) < len(cause.waits):
-        text += f"; it has started on {name_ranks(started)} alone"
-    return text
+    text = f"{both} have entered {op}, nothing differs, and it "
+    started = {rank for one in cause.waits for rank in _in_it(one)}
+    if started.isdisjoint(cause.culprits) and started:
+        whose = "GPU or process has" if len(cause.culprits) == 1 else _THEIRS
+        return (
+            f"{text}has started on {name_ranks(started)}, not on {who}, whose {whose} "
+            "not ended what was issued before"
+        )
+    return f"{text}does not complete on {who}"
+
+
+def _in_it(wait: Wait) -> list[int]:
+    """Return on which of the ranks that a wait tells of its op has started."""
+    sides = [(wait.rank, wait.op)]
+    if wait.op is not None and wait.op.peer is not None:
+        sides.append((wait.op.peer, wait.other))
+    return [rank for rank, op in sides if op is not None and op.state == "started"]
 
 
 _STOPPED = "their GPUs or their processes have"
+_THEIRS = "GPUs or processes have"
 
 
 def _absence(cause: Cause, picture: Picture, names: Names) -> str:

@@ -457,6 +457,37 @@ def test_all_in_and_nothing_differs() -> None:
     assert (found.fault, found.culprits) == (Fault.EXECUTION_HANG, (0, 1, 2, 3))
 
 
+def test_the_rank_on_which_an_op_has_not_started_holds_the_others() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(state="scheduled" if one.rank == 2 else "started")
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.EXECUTION_HANG, (2,))
+    assert "has started on ranks 0–1, 3, not on rank 2, whose GPU" in found.text
+
+
+def test_where_nothing_tells_of_a_start_all_are_named() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(state="unknown" if one.rank == 2 else "started")
+    assert only(look(ranks)).culprits == (0, 1, 2, 3)
+
+
+def test_a_ring_of_batches_in_which_one_has_not_started() -> None:
+    """Rank 2 is one batch further: those of its neighbours have started, too."""
+    ranks = four()
+    for one in ranks:
+        state = "started" if one.rank else "scheduled"
+        batches: list[dict[str, Any]] = [{"state": state, "batch": 1}]
+        if one.rank == 2:
+            batches.insert(0, {"done": True, "batch": 0})
+        for how in batches:
+            one.issue("send", peer=(one.rank + 1) % 4, **how)
+            one.issue("recv", peer=(one.rank - 1) % 4, **how)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.EXECUTION_HANG, (0,))
+
+
 def test_who_has_come_further_shows_that_a_rank_was_read_earlier() -> None:
     ranks = four()
     for one in ranks:
