@@ -43,7 +43,7 @@ TORCH_TESTS := .venv-torch$(OTHER_TORCH)/bin/python -m pytest \
 CLUSTER_TESTS := $(addprefix tests/engines/cluster/test_,\
     ssh_hosts.py slurm.py partition.py two_hosts_ucx.py) tests/notebooks/test_several_hosts.py
 
-.PHONY: help demo lab check test test-torch test-cluster test-pythons retest retest-torch soak soak-torch lint style contracts docs \
+.PHONY: help demo lab check collect test test-torch test-cluster test-pythons retest retest-torch soak soak-torch lint style contracts docs \
     pictures notebooks types format bench clean distclean environment other-environments torch-environment typing
 
 help: ## list these targets
@@ -62,6 +62,10 @@ lab: environment ## open copies of the notebooks, in lab/ (NOTEBOOK_DIR=.., LAB_
 
 check: lint ## all of lint, and the tests that start no process: in a minute (PYTEST_ARGS)
 	@$(BIN)/python -m pytest --no-processes $(BY_TEST) $(PYTEST_ARGS)
+
+collect: environment ## compile the tests, once for all workers of make test
+	@mkdir -p build
+	@$(BIN)/python -m pytest --collect-only -qq >build/collected || { cat build/collected; exit 1; }
 
 test: lint ## linter, type checker and tests (PYTEST_ARGS="-k tcp" for some)
 	@$(BIN)/python -m pytest -m "not soak" $(BY_FILE) $(PYTEST_ARGS)

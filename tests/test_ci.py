@@ -166,7 +166,7 @@ def test_what_fails_twice_is_red(folder: Path) -> None:
     assert "FAILED test_broken.py::test_broken" in said
 
 
-FIRST = "lint docs torch-environment"
+FIRST = "lint docs collect torch-environment"
 LAST = "soak-torch test-pythons"
 
 

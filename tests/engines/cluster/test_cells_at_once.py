@@ -23,8 +23,8 @@ SUM = (
 )
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(_module_leaves_nothing: None) -> Iterator[Cluster]:
     with Cluster(3, timeout=20) as started:
         yield started
 
