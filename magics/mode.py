@@ -9,8 +9,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 __all__ = ["MODE_CELL", "CellMode"]
 
-#: The cell magic that a cell becomes; nobody types it.
-MODE_CELL = "dist_mode_cell"
+#: The cell magic that a cell becomes; nobody types it, and Tab does not offer it.
+MODE_CELL = "_dist_mode_cell"
 
 #: Lines at the top of a cell that are not for the ranks: magics, shell commands, help.
 _LOCAL = re.compile(r"\s*([%!?]|[^'\"#]*\?\s*$)")

@@ -11,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.magics import complete
 from rankscope.magics.complete import candidates
+from rankscope.magics.mode import MODE_CELL
 
 KINDS: complete.Kinds = {
     "ranks": lambda before: ["0", "1", "2", "3", "all"],
@@ -154,6 +155,13 @@ def test_a_front_end_gets_the_place_to_replace(shell: InteractiveShell) -> None:
     with provisionalcompleter():
         found = list(shell.Completer.completions(code, offset))
     assert [(c.start, c.end, c.text) for c in found] == [(19, 24, "--async")]
+
+
+def test_what_nobody_types_is_not_offered(shell: InteractiveShell) -> None:
+    with provisionalcompleter():
+        found = [one.text for one in shell.Completer.completions("%dist_", 6)]
+    assert "%dist_mode" in found
+    assert not [one for one in found if MODE_CELL in one]
 
 
 def test_the_body_gets_python(
