@@ -100,8 +100,9 @@ class LateWatch:
             _log.exception("the board could not tell which ranks are late")
             return
         groups = self._lateness.groups()
-        found = {one.key for group in groups for one in group.findings}
-        confirmed, self._before = found & self._before, found
+        found = [one for group in groups for one in group.findings]
+        keys = {one.key for one in found}
+        confirmed, self._before = keys & self._before, keys
         shown = [
             replace(
                 group,
@@ -114,7 +115,8 @@ class LateWatch:
             for group in groups
         ]
         self._show(shown)
-        self._sample([one for group in shown for one in group.findings])
+        # Those of one look, too: the next one tells with them where they are.
+        self._sample(found)
         cost = time.thread_time() - began
         self._next = max(self._next, time.monotonic() + REST_FACTOR * cost)
 

@@ -161,13 +161,14 @@ class TestWatch:
             watch.look(lambda: 1 + len(shown), 1e6 + 10 * number)
             watch.join()
             ranks.run.steps(20, lambda n, rank: 1 + 20 * (rank == 2))
-        assert ranks.sampled == [[2]] * 3
+        assert ranks.sampled == [[2]] * 4
         said = [
             [one.meanwhile for group in groups for one in group.findings]
             for groups in shown
         ]
-        # Found once; found again, and sampled from then on; known; rank 2 is silent.
-        assert said == [[], [""], ["it is at data.py line 77: read()"], [""]]
+        # Found once, and sampled from then on; found again; rank 2 was silent.
+        where = "it is at data.py line 77: read()"
+        assert said == [[], [where], [where], [""]]
 
     def test_the_end_of_the_cluster_is_no_error(self) -> None:
         ranks, shown = _Ranks(a_run()), list[Sequence[GroupLateness]]()
