@@ -246,8 +246,8 @@ class RankEvidence:
     process: str | None = None
     #: When its records were read, on its own clock.
     read_ns: int | None = None
-    #: When an op of it has ended last, on that clock.
-    ended_ns: int | None = None
+    #: When it has issued an op last, or one has ended, on that clock.
+    active_ns: int | None = None
     #: The file it is from, for a text.
     source: str | None = None
 

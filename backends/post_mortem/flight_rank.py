@@ -80,9 +80,9 @@ class RankDump:
     candidates: frozenset[int] | None = None
     oldest_ns: int = 0
     newest_ns: int = 0
-    #: When it was written, and when its last op ended, as torch's NCCL notes them.
+    #: When it was written, and when its last op was issued or ended, as torch notes it.
     written_ns: int | None = None
-    ended_ns: int | None = None
+    active_ns: int | None = None
     #: Ops that have completed have their times.
     times: bool = False
     #: Its last ops, for who was late: see `late_ops`.
@@ -137,14 +137,14 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
 
 def _note_times(self: RankDump, entries: Iterable[Entry]) -> None:
     """Note when torch has seen ops end: as it dumped, those that have not retired."""
-    ends: dict[bool, int] = {True: 0, False: 0}
+    written = active = 0
     for entry in entries:
-        ended = time_ns(entry.get("time_discovered_completed_ns"))
-        if ended is not None and "backend" not in entry:
-            retired = bool(entry.get("retired"))
-            ends[retired] = max(ends[retired], ended)
-    self.written_ns = ends[False] or None
-    self.ended_ns = max(ends.values()) or None
+        if "backend" not in entry:
+            ended = time_ns(entry.get("time_discovered_completed_ns")) or 0
+            active = max(active, ended, entry["time_created_ns"])
+            if not entry.get("retired"):
+                written = max(written, ended)
+    self.written_ns, self.active_ns = written or None, active or None
 
 
 def end_batches_of_one(dumps: Sequence[RankDump]) -> None:

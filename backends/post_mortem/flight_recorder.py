@@ -169,7 +169,7 @@ class _Job:
             recorded=not dump.problem,
             overrun=overrun,
             read_ns=_read_ns(dump),
-            ended_ns=dump.ended_ns,
+            active_ns=dump.active_ns,
             source=dump.dump.path,
         )
 

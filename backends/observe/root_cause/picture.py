@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,19 +70,16 @@ class Picture:
 
     def _is_young(self, wait: Wait, stall: float) -> bool:
         one = self.evidence.ranks[wait.rank]
-        if one.read_ns is None or wait.op is None:
+        if one.read_ns is None or (self.evidence.final and not wait.is_full):
             return False
-        if self.evidence.final and not wait.is_full:
-            return False
-        begun = wait.op.started_ns or wait.op.created_ns
-        if begun is None:
-            return False
-        age = one.read_ns - begun
+        op = wait.op
+        begun = None if op is None else op.started_ns or op.created_ns
+        age = math.inf if begun is None else one.read_ns - begun
         # One that has timed out is as old as it can be.
-        if wait.op.timeout and age >= 0.9e9 * wait.op.timeout:
+        if op is not None and op.timeout and age >= 0.9e9 * op.timeout:
             return False
-        # Issued long before, it waits for its turn while others end.
-        return min(age, one.read_ns - (one.ended_ns or 0)) < stall * 1e9
+        # Issued long before, it waits for its turn while the rank goes on.
+        return min(age, one.read_ns - (one.active_ns or 0)) < stall * 1e9
 
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""

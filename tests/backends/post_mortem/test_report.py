@@ -304,6 +304,17 @@ def test_an_op_issued_long_before_is_no_hang_while_others_end(
     assert bool(examine([folder]).verdicts) is hangs
 
 
+def test_counters_that_lag_in_a_job_that_runs_are_no_hang(tmp_path: Path) -> None:
+    """The watchdog has not seen yet that the ops have ended which are left out."""
+    for one in without_rank_2():
+        content = one.dump(active_only=True)
+        content["pg_status"]["0"]["last_completed_collective"] = 2
+        path = tmp_path / f"nccl_trace_rank_{one.rank}"
+        path.write_bytes(pickle.dumps(content, 2))
+        os.utime(path, ns=(START_NS + SECOND, START_NS + SECOND))
+    assert examine([tmp_path]).verdicts == ()
+
+
 def as_torchcomms(one: Rank, active_only: bool = False) -> dict[str, Any]:
     """Return a dump as torchcomms writes it: one number for all groups, no status."""
     content = one.dump(active_only)
