@@ -112,6 +112,23 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     assert page.evaluate(f"() => {live}.activeElement?.textContent") == "Rebuild"
 
 
+def test_in_a_narrow_cell_the_sentence_is_below_its_title(scene: Scene) -> None:
+    page = scene.page.page
+    page.set_viewport_size({"width": 620, "height": 400})
+    scene.take(*simulated.hang(4, 2))
+    page.evaluate(
+        "html => document.body.insertAdjacentHTML('afterbegin', html)",
+        hang_html("why", "the-board", "14:03:12", 7),
+    )
+    line = page.locator(".rankscope-hang .line")
+    title = line.get_by_text("Missing ranks", exact=True).bounding_box()
+    said = line.locator(".grow").first.bounding_box()
+    assert title is not None
+    assert said is not None
+    assert said["x"] == pytest.approx(title["x"], abs=2)
+    assert said["y"] >= title["y"] + title["height"]
+
+
 @pytest.mark.parametrize(("cell", "there"), [(6, False), (7, True), (8, True)])
 def test_that_of_a_cell_goes_once_the_cell_has_ended(
     scene: Scene, cell: int, there: bool
