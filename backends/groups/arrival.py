@@ -67,6 +67,14 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
     if before != mine:
         # Of this process, which tries again, or of another one of this rank.
         _, other, *_ = before.split()
+        if other != me and here.check([str(one) for one in range(world_size)]):
+            # Its end would be taken for that of the rank, and end the groups.
+            raise DistError(
+                f"init_process_group: all ranks have come, and rank {rank} is process "
+                f"{other}: {me} cannot be it, too. Leave the call to the rank, below "
+                "\"if __name__ == '__main__':\" where it starts processes by spawn, or "
+                "give them a MASTER_PORT and ranks of their own"
+            )
         here.set(str(rank), mine if other == me else f"{mine} {other}")
     try:
         here.wait([str(one) for one in range(world_size)], timeout)

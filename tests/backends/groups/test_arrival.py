@@ -64,6 +64,7 @@ def test_world_sizes_that_differ_are_named() -> None:
     text = str(missing.value)
     assert "did not come within 0.1 s: rank 1 came with world_size 2; did" in text
     arrival.arrived(store).set("0", "3 a:7")
+    arrival.arrived(store).delete_key("1")
     with pytest.raises(
         ValueError, match=r"rank 1: its world_size is 2, that of rank 0"
     ):
@@ -168,3 +169,13 @@ def test_rank_0_does_not_wait_for_ranks_whose_program_has_ended(
     arrival.say_goodbye(store, 1, 3)
     waits.join(30)
     assert not waits.is_alive()
+
+
+def test_a_process_that_a_rank_has_started_is_not_that_rank() -> None:
+    store = HashStore()
+    arrival.await_ranks(store, 0, 1, 30)
+    arrival.await_ranks(store, 0, 1, 30)  # the rank itself, once more
+    arrival.arrived(store).set("0", "1 b:7")
+    with pytest.raises(dist.DistError, match="rank 0 is process b:7: .* cannot be it"):
+        arrival.await_ranks(store, 0, 1, 30)
+    store.close()
