@@ -11,6 +11,8 @@ _PACKAGE = __name__.partition(".")[0]
 _ENGINE = "torch.autograd.graph"
 #: Modules that stand between: they issue nothing of their own.
 _BETWEEN = ("torch._dynamo", "torch._compile", "torch.futures")
+#: So do torch's decorators, as that of FSDP2's hooks: what they make has this name.
+_DECORATED = "wrapper"
 #: DDP's reducer issues all_reduces from C++: no function in Python stands between.
 _REDUCER_OP, _REDUCER = "all_reduce", "DistributedDataParallel.backward"
 
@@ -30,8 +32,8 @@ def issuer(op: str, frame: FrameType | None) -> str:
             return _REDUCER if op == _REDUCER_OP else "backward()"
         package = module.partition(".")[0]
         if package == "torch":
-            if not module.startswith(_BETWEEN):
-                code = frame.f_code
+            code = frame.f_code
+            if code.co_name != _DECORATED and not module.startswith(_BETWEEN):
                 called = getattr(code, "co_qualname", code.co_name)  # 3.11 and later
         elif package != _PACKAGE:
             return ""

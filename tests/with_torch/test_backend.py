@@ -441,6 +441,20 @@ def test_the_line_of_an_op_of_ddp_is_the_users(ranks: Ranks) -> None:
     )
 
 
+def test_an_op_of_fsdp2_names_the_hook_that_issues_it(ranks: Ranks) -> None:
+    """And not the function that torch wraps its hooks in."""
+    ranks.run(
+        "model = training.Net()\n"
+        "training.fully_shard(model.first)\n"
+        "training.fully_shard(model)\n"
+        "recorder.clear()\n"
+        "model(training.own(0)).sum().backward()\n"
+        "names = {one.issuer for one in recorder.records()}\n"
+        "assert 'FSDPState._pre_backward' in names, names\n"
+        "assert not any('wrapper' in one for one in names), names"
+    )
+
+
 def test_the_watch_of_torchs_groups_leaves_those_of_the_backend_alone(
     ranks: Ranks,
 ) -> None:
