@@ -98,7 +98,8 @@ class Generation:
         self.status = GroupCounters(
             spec.name, spec.global_rank, number, spec.ranks, spec.key.id
         )
-        self.store: Store = PrefixStore(f"{spec.key.id}/{number}", root_store)
+        group_store = PrefixStore(spec.key.id, root_store)
+        self.store: Store = PrefixStore(str(number), group_store)
         #: Device type → backend, of those built so far.
         self.backends: dict[str, Backend] = {}
         #: Why the generation ended; `None` while it is usable.
@@ -130,6 +131,7 @@ class Generation:
         self._peers = PeerWatch(
             spec,
             self.store,
+            group_store,
             self._abort,
             self._build_for_peer,
             inquiry.answer,

@@ -1,9 +1,9 @@
 """PeerWatch: the messages of one generation of a group through the store.
 
 Each rank watches for what another one reports: its abort; its death (a notice that the
-store writes as an abort, or the loss of the store itself); its departure in good order;
-its first send or receive, which needs the backend of every rank; and its questions why
-its op does not end.
+store writes, or the loss of the store itself); its departure in good order; its first
+send or receive, which needs the backend of every rank; and its questions why its op
+does not end.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ DEPARTURE_WAIT = 0.5
 class PeerWatch:
     """The store keys of one generation that concern its life, and their watches.
 
+    `store` is that of the generation. A death concerns all later ones, too: its notice
+    is in `group_store`, which they share. Processes that replace dead ones meet in
+    another store, or in one that reports no deaths.
+
     ``on_abort(reason)``, ``on_build(device)``, ``on_inquiry(number)`` and
     ``on_departure(departure)`` are called on threads of the store and must not use the
     store themselves.
@@ -44,12 +48,13 @@ class PeerWatch:
         self,
         spec: GroupSpec,
         store: Store,
+        group_store: Store,
         on_abort: Callable[[AbortReason], None],
         on_build: Callable[[str], None],
         on_inquiry: Callable[[int], None],
         on_departure: Callable[[Departure], None],
     ) -> None:
-        self._spec, self._store = spec, store
+        self._spec, self._store, self._group_store = spec, store, group_store
         self._on_abort, self._on_build = on_abort, on_build
         self._on_inquiry, self._on_departure = on_inquiry, on_departure
         self._lock = threading.Lock()
@@ -62,6 +67,7 @@ class PeerWatch:
         if spec.size == 1:
             return
         self._keep(store.watch("abort", self._peer_aborted))
+        self._keep(self._group_store.watch("death", self._peer_aborted))
         self._watch_row("inquiry", self._peer_asks, 1)
         self._watch_row("left", self._peer_left, 1)
         # If the store reports deaths at all.
@@ -149,7 +155,7 @@ class PeerWatch:
         # Without a time: the death is later.
         culprits = [self._spec.global_rank]
         notice = json.dumps({"text": text, "by": _STORE, "culprits": culprits})
-        self._store.last_will("abort", notice)
+        self._group_store.last_will("death", notice)
 
     def publish_build(self, device: str) -> None:
         """Have the other ranks build the backend of `device`."""
@@ -186,7 +192,7 @@ class PeerWatch:
         """
         if self._store.last_will("left/+", departure.to_json()):
             # It is no death.
-            self._store.last_will("abort", b"")
+            self._group_store.last_will("death", b"")
         else:
             self.publish_departure(departure)
 

@@ -182,6 +182,54 @@ socket_backend.register()
         assert "aborted: rank 1 ended with ValueError: boom" in output
 
 
+ABORTS = """
+import os, sys
+import numpy as np
+import rankscope as dist
+
+dist.init_process_group(timeout=60)
+dist.barrier()
+if dist.get_rank() == 0:
+    dist.abort_process_group(reason="the loss is NaN")
+try:
+    dist.all_reduce(np.ones(3))
+except dist.DistAbortedError:
+    if dist.get_rank() == 2:
+        {ends}
+dist.rebuild_process_group()
+try:
+    dist.all_reduce(np.ones(3))
+except dist.DistAbortedError as error:
+    print(error.reason, error.culprits)
+x = np.ones(1)
+dist.all_reduce(x, group=dist.shrink_group([2]))
+print(x)
+dist.destroy_process_group()
+"""
+
+
+def aborts(me: Rank, ends: str) -> tuple[int, str]:
+    return script(me, ABORTS.format(ends=ends), meet="ended")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", "is gone: killed by SIGKILL"),
+        ("sys.exit(3)", "is gone: exit code 3"),
+        ("raise ValueError('boom')", "ended with ValueError: boom"),
+    ],
+)
+def test_a_rank_that_ends_before_its_rebuild(ends: str, how: str) -> None:
+    zero, one, _ = run_ranks(3, aborts, ends)
+    assert zero == one
+    code, output = zero
+    assert code == 0
+    assert output.startswith("rank 2 ")
+    assert output.endswith(f"{how} (2,)\n[2.]\n")
+
+
 @pytest.mark.processes
 def test_a_rank_that_just_ends_is_no_failure() -> None:
     zero, one, two = run_ranks(3, script, LEAVES)
