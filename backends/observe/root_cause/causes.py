@@ -9,7 +9,7 @@ from ...rank_sets import group_by
 from ..verdicts import Fault
 from .absences import awaited_ranks
 from .cycles import stuck_in_turn
-from .differences import Difference, difference_of_pair
+from .differences import Difference, difference_of_pair, extra_op
 from .pairs import Match
 from .picture import Cause, Picture, issue_order
 from .scene import ONE_SIDED, Wait
@@ -32,7 +32,9 @@ def find_causes(picture: Picture) -> list[Cause]:
         # Dumps of a job that runs, each from another moment, look like this.
         causes = [one for one in causes if one.difference is not None]
     else:
-        causes += [_of_stray(one, picture) or one for one in awaited]
+        causes += [
+            _of_stray(one, picture) or _of_extra(one, picture) or one for one in awaited
+        ]
     if picture.evidence.is_of_counts and len(picture.scenes) > 1:
         return _seen_in_counts(causes, picture)
     if not causes:
@@ -91,6 +93,25 @@ def _of_stray(cause: Cause, picture: Picture) -> Cause | None:
             difference = difference_of_pair(match, True)
             return None if difference is None else _of_difference(difference, picture)
     return None
+
+
+def _of_extra(cause: Cause, picture: Picture) -> Cause | None:
+    """Return as the cause that a few ranks issued an op more than those absent.
+
+    Not where it is known why these do not come.
+    """
+    wait = cause.waits[0]
+    ranks = [picture.rank(rank) for rank in cause.culprits]
+    if cause.fault not in (Fault.MISSING_RANKS, Fault.RANK_BUSY_ELSEWHERE) or any(
+        one.exception or (one.last_cell_exit and not one.has_ended_well)
+        for one in ranks
+    ):
+        return None
+    scene = next(one for one in picture.scenes if one.group == wait.group)
+    found = None if wait.is_p2p else extra_op(scene, wait.seq)
+    if found is None or not set(found.culprits).isdisjoint(cause.culprits):
+        return None
+    return Cause(found.fault, found.culprits, (), found)
 
 
 def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:

@@ -18,6 +18,7 @@ __all__ = [
     "Difference",
     "completed_differences",
     "difference_of_pair",
+    "extra_op",
     "first_difference",
 ]
 
@@ -123,6 +124,49 @@ def completed_differences(scene: GroupScene) -> list[Difference]:
             if difference is not None:
                 found.append(difference)
     return found
+
+
+def extra_op(scene: GroupScene, below: int) -> Difference | None:
+    """Return the collective, numbered `below` that, which few ranks have too many.
+
+    The first one that was not issued from one line: these ranks issued it from a line
+    that no other rank has, and have the line of the others, too. The numbers of all
+    their later ops are one too high: they wait where the others have come to the end.
+    """
+    ranks = scene.group.ranks
+    if not all(one in scene.known and scene.known[one].lists_all for one in ranks):
+        return None
+    listed = {
+        rank: [op for op in scene.at[rank].ops if op.seq < below] for rank in ranks
+    }
+    places = {rank: [_place(op) for op in ops] for rank, ops in listed.items()}
+    # The ops of a batch share a number: it is the place in the lists that counts.
+    at_once = enumerate(zip(*places.values(), strict=False))
+    at = next((number for number, found in at_once if len({*found}) > 1), None)
+    if at is None:
+        return None
+    values = {rank: found[at] for rank, found in places.items()}
+    ops = {rank: found[at] for rank, found in listed.items()}
+    culprits = _odd(values, len(ranks))
+    others = [rank for rank in ranks if rank not in culprits]
+    theirs = {values[rank] for rank in others}
+    own = {values[rank] for rank in culprits}
+    if (
+        2 * len(culprits) >= len(ranks)
+        or len(theirs) > 1
+        or () in theirs | own
+        or len({op.seq for op in ops.values()}) > 1
+        or not all(theirs < {*places[rank]} for rank in culprits)
+        or not all(own.isdisjoint(places[rank]) for rank in others)
+    ):
+        return None
+    seq = ops[ranks[0]].seq
+    return Difference(Fault.OP_MISMATCH, scene.group, seq, culprits, values, ops)
+
+
+def _place(op: IssuedOp) -> tuple[str, ...]:
+    """Return the line that issued an op, with those that called its function."""
+    return () if op.line is None else tuple(map(str, (op.line, *op.line.callers)))
 
 
 def _compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,6 +146,70 @@ def test_a_mismatch_comes_before_everything() -> None:
     found = only([one for one in look(ranks) if one.fault is not Fault.MISSING_RANKS])
     assert (found.fault, found.culprits) == (Fault.OP_MISMATCH, (0,))
     assert found.op == "all_reduce"
+
+
+def extra(rank: Rank, at: int, line: int, ops: int = 6) -> None:
+    """Issue all but the last of `ops` from line 10, one more at number `at`."""
+    for number in range(1, ops):
+        if number == at:
+            rank.issue(done=True, line=line)
+        rank.issue(done=True)
+
+
+def hang(rank: Rank) -> None:
+    """Have the last op of `rank` in flight."""
+    last = rank.ops[WORLD][-1]
+    rank.ops[WORLD][-1] = dataclasses.replace(last, state="scheduled", retired=False)
+
+
+def test_an_op_too_many_that_is_like_the_others() -> None:
+    """Nothing differs but the line: rank 2 waits where the others have ended."""
+    ranks = four()
+    for one in ranks:
+        extra(one, 3 if one.rank == 2 else 0, line=77)
+    hang(ranks[2])
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.OP_MISMATCH, (2,))
+    assert (found.seq, found.line) == (3, "train.py:10")
+    assert found.text == (
+        "rank 2 issued all_reduce #3 of group 'world' (train.py:77) while ranks 0–1, "
+        "3 issued all_reduce #3 (train.py:10)"
+    )
+    assert found.consequences == (
+        "rank 2 waits in all_reduce #6 of group 'world' (train.py:10) for ranks 0–1, 3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("odd", "facts"),
+    [
+        pytest.param((2, 3), {}, id="half of the ranks"),
+        pytest.param((2,), {"exception": "ValueError: no"}, id="the others raise"),
+    ],
+)
+def test_an_op_too_many_is_named_only_where_nothing_else_is_known(
+    odd: tuple[int, ...], facts: dict[str, Any]
+) -> None:
+    ranks = [Rank(rank, **({} if rank in odd else facts)) for rank in range(4)]
+    for one in ranks:
+        extra(one, 3 if one.rank in odd else 0, line=77)
+        if one.rank in odd:
+            hang(one)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (
+        Fault.MISSING_RANKS,
+        tuple({0, 1, 2, 3} - {*odd}),
+    )
+
+
+def test_a_branch_with_an_op_for_each_side_has_no_op_too_many() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(done=True, line=77 if one.rank == 2 else 70)
+        extra(one, 0, line=0)
+    ranks[2].issue()
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0, 1, 3))
 
 
 def test_in_a_tie_both_sides_are_named() -> None:
