@@ -132,10 +132,9 @@ class GroupOps:
         opts: dist.AllgatherOptions | None = None,
     ) -> Work:
         """Do `rankscope.all_gather`."""
-        _, seconds = _options(opts, timeout, dist.AllgatherOptions, "timeout")
         return self._issue(
             dist.all_gather,
-            seconds,
+            opts if timeout is None else timeout,
             _one_list(output_tensors, "allgather"),
             _one(input_tensors, "allgather"),
         )
@@ -279,10 +278,9 @@ class GroupOps:
         opts: dist.AllToAllOptions | None = None,
     ) -> Work:
         """Do `rankscope.all_to_all_single`; empty or missing sizes split evenly."""
-        _, seconds = _options(opts, timeout, dist.AllToAllOptions, "timeout")
         return self._issue(
             dist.all_to_all_single,
-            seconds,
+            opts if timeout is None else timeout,
             output,
             input,
             output_split_sizes=output_split_sizes or None,
