@@ -84,6 +84,10 @@ class Ops(GroupOps):
             arrays = [row_memory(tensor, where) for tensor in tensors]
         else:
             arrays = memories(tensors, where, moved=not reduces)
+        # Torch waits at once: the caller's thread can do the whole op by itself.
+        waits = self._batch is None and not getattr(limit, "asyncOp", True)
+        if waits:
+            kwargs["async_op"] = False
         call = functools.partial(function, *arrays, group=self.group, **kwargs)
         limit = getattr(limit, "timeout", limit)
         # Without a timeout of its own, torch's options have a negative one.
@@ -96,6 +100,8 @@ class Ops(GroupOps):
             around = torch.profiler.record_function(f"rankscope:{name}")
             call = functools.partial(_within, around, call)
         work = call()
+        if waits:
+            return TorchWork(completed_work(OpType.UNKNOWN, None), tensors)
         assert work is not None  # this rank is in the group
         kind = TorchWork if self._batch is None else BatchedWork
         made = kind(work, _written(function, tensors))

@@ -431,6 +431,22 @@ def test_nothing_is_copied(ranks: Ranks) -> None:
     )
 
 
+def test_an_op_that_torch_waits_for_at_once_is_done_by_its_caller(ranks: Ranks) -> None:
+    ranks.run(
+        """
+x = torch.ones(2)
+dist.all_reduce(x)
+assert last_op().waited_ns == last_op().created_ns
+parts = torch.empty(2 * world_size)
+dist.all_gather_into_tensor(parts, x)
+assert last_op().waited_ns == last_op().created_ns
+work = dist.all_reduce(x, async_op=True)
+assert last_op().waited_ns != last_op().created_ns
+work.wait()
+        """
+    )
+
+
 def test_the_line_of_an_op_of_ddp_is_the_users(ranks: Ranks) -> None:
     ranks.run(
         "model = training.DistributedDataParallel(training.Net())\n"
