@@ -188,10 +188,10 @@ import numpy as np
 import rankscope as dist
 
 dist.init_process_group(timeout=60)
-dist.barrier()
-if dist.get_rank() == 0:
-    dist.abort_process_group(reason="the loss is NaN")
 try:
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dist.abort_process_group(reason="the loss is NaN")
     dist.all_reduce(np.ones(3))
 except dist.DistAbortedError:
     if dist.get_rank() == 2:

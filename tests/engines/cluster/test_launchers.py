@@ -61,6 +61,8 @@ def test_the_error_of_a_start_is_told_whatever_becomes_of_its_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing:
+        hosts = None
+
         def reserve(self, *_: object) -> None:
             """There is nothing to wait for."""
 
