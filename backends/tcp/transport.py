@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
+import selectors
 import socket
 import struct
 import termios
@@ -24,7 +24,7 @@ from .peer_memory import PeerMemory
 
 __all__ = ["TCPTransport"]
 
-_READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 # A sleep ends now and then, in case its wake-up went to another thread.
 _SLEEP_MAX = 0.25
@@ -63,15 +63,12 @@ class TCPTransport:
         self._bell, self._button = socket.socketpair()
         self._bell.setblocking(False)
         self._button.setblocking(False)
-        # Without `selectors`, which costs each look twice as much.
-        self._events = select.epoll()
-        self._events.register(self._bell, _READ)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._bell, _READ)
         # The connections whose sockets have not taken everything.
         self._writing = set[Connection]()
-        self._by_descriptor: dict[int, Connection] = {}
         for connection in self._connections.values():
-            self._by_descriptor[connection.socket.fileno()] = connection
-            self._events.register(connection.socket, _READ)
+            self._selector.register(connection.socket, _READ, connection)
         _transports.add(self)
 
     # -- messages ----------------------------------------------------------
@@ -142,17 +139,16 @@ class TCPTransport:
         return error if isinstance(error, DistError) else None
 
     def _advance(self) -> None:
-        for descriptor, events in self._events.poll(0):
-            connection = self._by_descriptor.get(descriptor)
+        for key, events in self._selector.select(0):
+            connection = key.data
             if connection is None:
                 continue
-            # An error or a hang-up is for both.
-            if events & ~_READ:
+            if events & _WRITE:
                 connection.flush()
                 if not (connection.wants_to_write or connection.ended):
                     self._writing.discard(connection)
-                    self._events.modify(connection.socket, _READ)
-            if events & ~_WRITE and not connection.ended:
+                    self._selector.modify(connection.socket, _READ, connection)
+            if events & _READ and not connection.ended:
                 connection.read()
         for connection in self._connections.values():
             if connection.reads:
@@ -162,11 +158,10 @@ class TCPTransport:
         """Look for what `connection` waits for from now on."""
         if not connection.ended:
             self._writing.add(connection)
-            self._events.modify(connection.socket, _READ | _WRITE)
+            self._selector.modify(connection.socket, _READ | _WRITE, connection)
             return
         self._writing.discard(connection)
-        self._events.unregister(connection.socket)
-        del self._by_descriptor[connection.socket.fileno()]
+        self._selector.unregister(connection.socket)
         self._left -= 1
         self._last_lost = connection.lost
         for request in self._matching.lose(connection.peer, not self._left):
@@ -192,7 +187,7 @@ class TCPTransport:
                     return
                 self._sleepers += 1
                 counted = True
-            self._events.poll(min(timeout, _SLEEP_MAX))
+            self._selector.select(min(timeout, _SLEEP_MAX))
         finally:
             if counted:
                 with self._guard:
@@ -211,7 +206,8 @@ class TCPTransport:
 
     def fileno(self) -> int | None:
         with self._guard:
-            return None if self._ended else self._events.fileno()
+            fileno = getattr(self._selector, "fileno", None)
+            return None if self._ended or fileno is None else int(fileno())
 
     # -- the end -----------------------------------------------------------
 
@@ -272,7 +268,7 @@ class TCPTransport:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        self._events.close()
+        self._selector.close()
         self._bell.close()
         self._button.close()
 
