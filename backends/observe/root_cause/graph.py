@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 __all__ = ["final_components", "is_acyclic", "shortest_cycle"]
 
@@ -63,20 +64,11 @@ def is_acyclic(members: Iterable[int], edges: Mapping[int, Iterable[int]]) -> bo
     """Return whether no rank of `members` waits for itself by way of others of them."""
     inside = set(members)
     awaited = {rank: inside.intersection(edges.get(rank, ())) for rank in inside}
-    waiting: dict[int, list[int]] = {rank: [] for rank in inside}
-    for rank, others in awaited.items():
-        for other in others:
-            waiting[other].append(rank)
-    free = [rank for rank, others in awaited.items() if not others]
-    count = 0
-    while free:
-        rank = free.pop()
-        count += 1
-        for one in waiting[rank]:
-            awaited[one].discard(rank)
-            if not awaited[one]:
-                free.append(one)
-    return count == len(inside)
+    try:
+        TopologicalSorter(awaited).prepare()
+    except CycleError:
+        return False
+    return True
 
 
 def shortest_cycle(
