@@ -103,7 +103,7 @@ def all_reduce(
     and autograd learns nothing of the op. Arrays on CUDA need cupy. The dtypes are
     bool, the integers, floats and complex numbers of numpy in native byte order,
     bfloat16 (of torch or of ml_dtypes, a package that it needs in either case), and on
-    NCCL float8 of torch. Of longdouble and clongdouble only MPI and UCX have
+    NCCL float8 of torch. Of longdouble and clongdouble gloo and NCCL have no
     reductions. All arrays of a call are on one device type, which chooses the backend.
 
     Each rank checks its own arguments alone. Sizes, dtypes, roots or reductions that

@@ -67,7 +67,9 @@ def reduced(op: ReduceOp, arrays: Sequence[Array]) -> Array:
     if op is ReduceOp.AVG:
         total = reduced(ReduceOp.SUM, arrays)
         if total.dtype.kind in "iu":
-            return (np.sign(total) * (abs(total) // len(arrays))).astype(total.dtype)
+            # Python's integers: numpy has no abs() of the least one of a dtype.
+            exact = total.astype(object)
+            return (np.sign(exact) * (abs(exact) // len(arrays))).astype(total.dtype)
         return (total / len(arrays)).astype(total.dtype)
     result = arrays[0].copy()
     for array in arrays[1:]:

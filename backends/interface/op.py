@@ -151,8 +151,10 @@ def fuse(ops: Sequence[Op]) -> Op:
 @np.errstate(all="ignore")
 def _divide(output: Array, size: int) -> None:
     if output.dtype.kind in "iu":
-        # Towards zero, as NCCL's average of integers; // would round down.
-        output[...] = np.sign(output) * (abs(output) // size)
+        # Towards zero, as NCCL's average of integers; // alone would round down. The
+        # least integer has no abs(), and a small dtype may not hold `size`.
+        divisor = np.min_scalar_type(size).type(size)
+        output[...] = (output + (output < 0) * (divisor - 1)) // divisor
     else:
         output /= size
 

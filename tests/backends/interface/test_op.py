@@ -149,6 +149,24 @@ def test_an_average_is_divided_by_the_number_of_ranks(
     np.testing.assert_array_equal(op.result, [values] * 3)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int64", "uint64"])
+@pytest.mark.parametrize("ranks", [2, 3, 200])
+def test_an_average_of_integers_is_rounded_towards_zero(dtype: str, ranks: int) -> None:
+    limits = np.iinfo(dtype)
+    sums = [limits.min, limits.min + 1, 0, 7, limits.max]
+    array = np.array(sums, dtype)
+    op = Op(
+        *(OpType.ALL_REDUCE, "cpu", (array,), (array,)),
+        result=array,
+        reduce_op=ReduceOp.AVG,
+    )
+    op.check(Translating(0, ranks))
+    op.start().wait()
+    assert array.tolist() == [
+        abs(one) // ranks * (-1 if one < 0 else 1) for one in sums
+    ]
+
+
 def test_a_check_that_returns_no_reduction_is_refused() -> None:
     backend = Forgetful(0, 2)
     with pytest.raises(
