@@ -155,20 +155,22 @@ SHRINK_HINT = (
 class Departure:
     """How global rank `rank` left.
 
-    `collectives` is the sequence number of the last collective that it took part in,
-    `remedy` what the others can do, and `at` when this rank learned of it
-    (``time.monotonic()``).
+    `collectives` is the sequence number of the last collective that it took part in, in
+    the generation numbered `generation`, `remedy` what the others can do, and `at` when
+    this rank learned of it (``time.monotonic()``).
     """
 
     rank: int
     text: str
     collectives: int
     remedy: str = SHRINK_HINT
+    generation: int = 0
     at: float = field(default_factory=time.monotonic)
 
     def to_json(self) -> str:
         """Return the departure as the other ranks read it from the store."""
-        return json.dumps([self.rank, self.text, self.collectives, self.remedy])
+        told = self.rank, self.text, self.collectives, self.remedy, self.generation
+        return json.dumps(told)
 
     @classmethod
     def from_json(cls, text: bytes) -> Departure:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ..devices.cuda_device import configured_device
@@ -86,11 +87,14 @@ class Generation:
         number: int,
         root_store: Store,
         *,
+        since: int = 0,
         timing: bool = True,
         origin: Origin | None = None,
     ) -> None:
+        """Begin generation `number`; all ranks began generation `since` together."""
         self.spec = spec
         self.number = number
+        self.since = since
         self.timing = timing
         #: When it was made, and when it ended (``time.monotonic()``).
         self.began = time.monotonic()
@@ -98,7 +102,8 @@ class Generation:
         self.status = GroupCounters(
             spec.name, spec.global_rank, number, spec.ranks, spec.key.id
         )
-        group_store = PrefixStore(spec.key.id, root_store)
+        # Of the generations whose ranks are the same processes.
+        group_store = PrefixStore(f"{spec.key.id}/{since}", root_store)
         self.store: Store = PrefixStore(str(number), group_store)
         #: Device type → backend, of those built so far.
         self.backends: dict[str, Backend] = {}
@@ -419,6 +424,10 @@ class Generation:
         self._peers.publish_death_notice(text)
 
     def _peer_left(self, departure: Departure) -> None:
+        if departure.generation > self.number:
+            return  # it took part in this one
+        if departure.generation < self.number:
+            departure = replace(departure, collectives=0)
         self.departures.add(departure)
         recorder.changed()
         # Its thread ends what waits for the rank.
@@ -440,22 +449,37 @@ class Generation:
         *,
         ends: bool = False,
         by_will: bool = False,
+        for_good: bool = True,
         remedy: str = SHRINK_HINT,
     ) -> None:
         """Tell the other ranks that this one leaves, and `how`.
 
         `ends`: with whatever is in flight, since its process ends or a new generation
-        begins; `by_will`: the others learn of it once the process has ended; `remedy`
-        is what they can do.
+        begins; `by_will`: the others learn of it once the process has ended;
+        `for_good`: it has no part in later generations either; `remedy` is what they
+        can do.
         """
         spec = self.spec
-        if spec.size == 1 or self.aborted is not None or self._departed:
+        if spec.size == 1 or self._departed:
             return
+        if self.aborted is not None and not for_good:
+            return  # they know why it began another one
         self._drain()
-        if self.busy and not ends:
-            return  # `shutdown` aborts
         self._departed = True
         text = f"rank {spec.global_rank} left group {spec.name!r}{how}"
+        if self.aborted is not None or (self.busy and not ends):
+            # An abort, that of `shutdown` or an earlier one, ends this generation.
+            departure = Departure(
+                spec.global_rank, text, 0, remedy, generation=self.number + 1
+            )
+        else:
+            departure = self._departure(text, remedy)
+        if by_will:
+            self._peers.publish_departure_at_end(departure)
+        else:
+            self._peers.publish_departure(departure, for_good=for_good)
+
+    def _departure(self, text: str, remedy: str) -> Departure:
         number = self.status.collective_seq
         self.refresh()
         for work in list(self.status.in_flight.values()):
@@ -468,11 +492,8 @@ class Generation:
                 # Its part of that may be missing.
                 number = min(number, first.collective_seq_id - 1)
             break
-        departure = Departure(spec.global_rank, text, number, remedy)
-        if by_will:
-            self._peers.publish_departure_at_end(departure)
-        else:
-            self._peers.publish_departure(departure)
+        rank = self.spec.global_rank
+        return Departure(rank, text, number, remedy, self.number)
 
     def linger(self, deadline: float) -> None:
         """Wait until every rank has left, if a backend that closes fails the others.

@@ -35,9 +35,9 @@ DEPARTURE_WAIT = 0.5
 class PeerWatch:
     """The store keys of one generation that concern its life, and their watches.
 
-    `store` is that of the generation. A death concerns all later ones, too: its notice
-    is in `group_store`, which they share. Processes that replace dead ones meet in
-    another store, or in one that reports no deaths.
+    `store` is that of the generation. A death concerns all later ones, too, and so does
+    a departure for good: their notices are in `group_store`, which they share until all
+    ranks begin a generation together, some of them in other processes.
 
     ``on_abort(reason)``, ``on_build(device)``, ``on_inquiry(number)`` and
     ``on_departure(departure)`` are called on threads of the store and must not use the
@@ -68,8 +68,9 @@ class PeerWatch:
             return
         self._keep(store.watch("abort", self._peer_aborted))
         self._keep(self._group_store.watch("death", self._peer_aborted))
-        self._watch_row("inquiry", self._peer_asks, 1)
-        self._watch_row("left", self._peer_left, 1)
+        self._watch_row(store, "inquiry", self._peer_asks)
+        self._watch_row(store, "left", self._peer_left)
+        self._watch_row(self._group_store, "left", self._peer_left)
         # If the store reports deaths at all.
         if 0 in spec.ranks or store.server != RANK_0:
             self._keep(store.watch_loss(self._store_lost))
@@ -161,52 +162,53 @@ class PeerWatch:
         """Have the other ranks build the backend of `device`."""
         self._store.set(f"build/{device}", b"1")
 
-    def publish_departure(self, departure: Departure) -> bool:
-        """Tell the other ranks that this one leaves; return whether the store knows.
+    def publish_departure(self, departure: Departure, *, for_good: bool) -> None:
+        """Tell the other ranks that this one leaves, `for_good` or this generation.
 
         Waits up to `DEPARTURE_WAIT` seconds for the store, which may be that of a rank
         that is stopped.
         """
-        published = threading.Event()
+        store = self._group_store if for_good else self._store
 
         def publish() -> None:
             try:
-                number = self._store.add("left", 1)
-                self._store.set(f"left/{number}", departure.to_json())
+                number = store.add("left", 1)
+                store.set(f"left/{number}", departure.to_json())
             except DistError as error:
                 _log.debug("%s: no departure: %s", self._spec.describe(), error)
-            else:
-                published.set()
 
         thread = self._in_background("departure", publish)
         if thread is None:
             publish()  # at the end of Python
         else:
             thread.join(DEPARTURE_WAIT)
-        return published.is_set()
 
     def publish_departure_at_end(self, departure: Departure) -> None:
         """Tell the other ranks that this one left, once its process has ended.
 
         If the store does not report that, they learn of it now.
         """
-        if self._store.last_will("left/+", departure.to_json()):
+        if self._group_store.last_will("left/+", departure.to_json()):
             # It is no death.
             self._group_store.last_will("death", b"")
         else:
-            self.publish_departure(departure)
+            self.publish_departure(departure, for_good=True)
 
     def await_departures(self, timeout: float) -> None:
         """Wait until every rank of the group has left, up to `timeout` seconds."""
         try:
-            self._store.wait([f"left/{self._spec.size}"], timeout)
+            self._group_store.wait([f"left/{self._spec.size}"], timeout)
         except DistError as error:
             _log.debug("%s: not all left: %s", self._spec.describe(), error)
 
     # -- messages of the other ranks ----------------------------------------
 
     def _watch_row(
-        self, name: str, hear: Callable[[int, bytes], bool], number: int
+        self,
+        store: Store,
+        name: str,
+        hear: Callable[[int, bytes], bool],
+        number: int = 1,
     ) -> None:
         """Call ``hear(number, value)`` when the `number`-th key of `name` is set.
 
@@ -217,11 +219,11 @@ class PeerWatch:
             if not hear(number, value):
                 return
             try:
-                self._watch_row(name, hear, number + 1)
+                self._watch_row(store, name, hear, number + 1)
             except DistError as error:
                 _log.debug("%s: no more %s: %s", self._spec.describe(), name, error)
 
-        self._keep(self._store.watch(f"{name}/{number}", heard))
+        self._keep(store.watch(f"{name}/{number}", heard))
 
     def _peer_asks(self, number: int, _asker: bytes) -> bool:
         self._on_inquiry(number)

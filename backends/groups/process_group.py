@@ -312,7 +312,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         Parameters
         ----------
         generation : int, optional
-            The number of the new generation; the default is the next one.
+            The number of the new generation; the default is the next one. Given, it
+            begins on all ranks: also on those that had destroyed the group.
         store : Store, optional
             Replaces the group's store.
 
@@ -340,11 +341,13 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
                 return False
             if store is not None:
                 self._root_store = store
+            since = old.since
+            if number is None:
+                number = old.number + 1
+            else:
+                since = number
             self._current = Generation(
-                self._spec,
-                old.number + 1 if number is None else number,
-                self._root_store,
-                timing=old.timing,
+                self._spec, number, self._root_store, since=since, timing=old.timing
             )
         return True
 

@@ -614,7 +614,7 @@ def leave_to_rebuild(groups: Sequence[ProcessGroup], call: str) -> None:
         how += f", as it handled {type(error).__name__}: {error}"
     remedy = f"the group goes on once every rank has called {call}"
     for group in groups:
-        group.current.leave(how, ends=True, remedy=remedy)
+        group.current.leave(how, ends=True, for_good=False, remedy=remedy)
 
 
 def _leave_groups(groups: Sequence[ProcessGroup], how: str) -> None:

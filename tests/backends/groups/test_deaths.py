@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -192,10 +193,13 @@ try:
     dist.barrier()
     if dist.get_rank() == 0:
         dist.abort_process_group(reason="the loss is NaN")
+    if dist.get_rank() == 2:
+        {early}
     dist.all_reduce(np.ones(3))
 except dist.DistAbortedError:
     if dist.get_rank() == 2:
         {ends}
+        sys.exit()
 dist.rebuild_process_group()
 try:
     dist.all_reduce(np.ones(3))
@@ -208,8 +212,8 @@ dist.destroy_process_group()
 """
 
 
-def aborts(me: Rank, ends: str) -> tuple[int, str]:
-    return script(me, ABORTS.format(ends=ends), meet="ended")
+def aborts(me: Rank, ends: str, early: str = "pass") -> tuple[int, str]:
+    return script(me, ABORTS.format(ends=ends, early=early), meet="ended")
 
 
 @pytest.mark.processes
@@ -217,8 +221,13 @@ def aborts(me: Rank, ends: str) -> tuple[int, str]:
     ("ends", "how"),
     [
         ("os.kill(os.getpid(), 9)", "is gone: killed by SIGKILL"),
-        ("sys.exit(3)", "is gone: exit code 3"),
         ("raise ValueError('boom')", "ended with ValueError: boom"),
+        ("sys.exit(3)", r"its process ended at \S+:\d+ \(exit code 3\)"),
+        ("sys.exit()", r"its process ended at \S+:\d+ \(exit code 0\)"),
+        (
+            "dist.destroy_process_group()",
+            r"left group 'default' by destroy_process_group\(\) at \S+:\d+",
+        ),
     ],
 )
 def test_a_rank_that_ends_before_its_rebuild(ends: str, how: str) -> None:
@@ -226,8 +235,29 @@ def test_a_rank_that_ends_before_its_rebuild(ends: str, how: str) -> None:
     assert zero == one
     code, output = zero
     assert code == 0
-    assert output.startswith("rank 2 ")
-    assert output.endswith(f"{how} (2,)\n[2.]\n")
+    assert re.fullmatch(rf"rank 2 .*{how} \(2,\)\n\[2\.\]\n", output)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("early", "late", "how"),
+    [
+        # It may not have seen the abort yet.
+        ("sys.exit()", "", r": its process ended at \S+:\d+ \(exit code 0\)"),
+        # It ends the group by another abort, with an op in flight.
+        (
+            "dist.barrier(async_op=True)",
+            "dist.destroy_process_group()",
+            r" by destroy_process_group\(\) at \S+:\d+",
+        ),
+    ],
+)
+def test_a_rank_that_leaves_as_another_aborts(early: str, late: str, how: str) -> None:
+    if late:
+        early = f"{early}; {late}; sys.exit()"
+    zero, one, _ = run_ranks(3, aborts, late or "pass", early)
+    assert zero == one
+    assert re.fullmatch(rf"rank 2 left group 'default'{how} \(2,\)\n\[2\.\]\n", zero[1])
 
 
 @pytest.mark.processes
