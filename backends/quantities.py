@@ -1,4 +1,4 @@
-"""Integers and times as callers give them, made Python's; one place for each kind."""
+"""Integers, times and lists as callers give them, made Python's; one place for each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ import numbers
 import operator
 import threading
 from datetime import timedelta
+from typing import Any
 
-__all__ = ["as_int", "as_positive_seconds", "as_seconds", "as_timeout"]
+__all__ = [
+    "as_int",
+    "as_ints",
+    "as_list",
+    "as_positive_seconds",
+    "as_seconds",
+    "as_timeout",
+]
 
 
 def as_int(value: object, what: str) -> int:
@@ -24,11 +32,32 @@ def as_int(value: object, what: str) -> int:
         ) from error
 
 
-def as_seconds(value: object, what: str) -> float:
+def as_list(values: Any, what: str, expected: str) -> list[Any]:
+    """Return what `values` yields; `TypeError`, which begins with `what`, for others.
+
+    `expected` says of what there may be several, or none.
+    """
+    try:
+        iterator = iter(values)
+    except TypeError as error:
+        raise TypeError(
+            f"{what} is {values!r}, a {type(values).__name__}; expected {expected}"
+        ) from error
+    return list(iterator)
+
+
+def as_ints(values: Any, what: str) -> list[int]:
+    """Return each of `values` as `as_int` does, where there are any."""
+    listed = as_list(values, what, "integers")
+    return [as_int(value, f"{what}[{place}]") for place, value in enumerate(listed)]
+
+
+def as_seconds(value: object, what: str, *, positive: bool = False) -> float:
     """Return `value`, a `timedelta` or a real number, in seconds, at least 0.
 
     What is longer than a thread can wait (``threading.TIMEOUT_MAX``, about 292 years)
-    becomes that. Raises `TypeError` or `ValueError`, which begins with `what`.
+    becomes that. Raises `TypeError` or `ValueError`, which begins with `what`; also for
+    0 if `positive`.
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
@@ -38,17 +67,15 @@ def as_seconds(value: object, what: str) -> float:
         raise TypeError(
             f"{what} is a {type(value).__name__}; expected seconds or a timedelta"
         )
-    if math.isnan(seconds) or seconds < 0:
-        raise ValueError(f"{what}={seconds:g}; expected at least 0 seconds")
+    if math.isnan(seconds) or seconds < 0 or (positive and not seconds):
+        least = "more than" if positive else "at least"
+        raise ValueError(f"{what}={seconds:g}; expected {least} 0 seconds")
     return min(seconds, threading.TIMEOUT_MAX)
 
 
 def as_positive_seconds(value: object, what: str) -> float:
     """Do the same for a time that is not 0, as the timeout of an op."""
-    seconds = as_seconds(value, what)
-    if not seconds > 0:
-        raise ValueError(f"{what}={seconds:g}; expected more than 0 seconds")
-    return seconds
+    return as_seconds(value, what, positive=True)
 
 
 def as_timeout(value: object, default: float, what: str) -> float:

@@ -6,7 +6,7 @@ Semantics of ``torch.distributed``'s ``_coalescing_manager``, for every backend.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from ..devices.arrays import check_list, device_type
 from ..groups.membership import Group, member_group, resolve_group
 from ..groups.process_group import ProcessGroup
 from ..groups.spec import NonGroupMember
+from ..quantities import as_list
 from ..work.composite import join
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
@@ -39,7 +40,8 @@ class CoalescingManager:
     """The batch of one `coalescing_manager` block, which makes it.
 
     `works` are the Works that the backends returned at the end of the block: one for
-    each run of ops that became one call.
+    each run of ops that became one call; of a block inside another one those of its
+    ops, which the outer block issues.
 
     Parameters
     ----------
@@ -159,7 +161,8 @@ def coalescing_manager(
     manager = CoalescingManager(pg)
     with pg.capture() as batch:
         yield manager
-    if batch is None:  # the outer block issues it
+    if pg.capturing:  # the outer block issues it
+        manager.works = list(batch)
         return
     manager.works = pg.issue_batch(batch)
     if async_ops:
@@ -273,7 +276,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     >>> bool((theirs == other).all())
     True
     """
-    ops = list(p2p_op_list)
+    ops = as_list(p2p_op_list, "batch_isend_irecv: p2p_op_list", "P2POps")
     if not ops or not all(isinstance(op, P2POp) for op in ops):
         raise ValueError(
             f"batch_isend_irecv: p2p_op_list is {p2p_op_list!r}; expected at least "
@@ -324,10 +327,13 @@ def all_reduce_coalesced(
     >>> x, y
     (array([1., 1.]), array([1, 1, 1]))
     """
-    with coalescing_manager(group, async_ops=True) as manager:
-        for tensor in tensors:
-            all_reduce(tensor, op, group, async_op=True)
-    return manager.work.finish(async_op)
+    return _coalesced(
+        "all_reduce_coalesced",
+        group,
+        async_op,
+        {"tensors": tensors},
+        lambda tensor: all_reduce(tensor, op, group, async_op=True),
+    )
 
 
 def all_gather_into_tensor_coalesced(
@@ -365,10 +371,13 @@ def all_gather_into_tensor_coalesced(
     >>> whole
     array([1., 1.])
     """
-    with coalescing_manager(group, async_ops=True) as manager:
-        for output, tensor in zip(output_tensors, input_tensors, strict=True):
-            all_gather_into_tensor(output, tensor, group, async_op=True)
-    return manager.work.finish(async_op)
+    return _coalesced(
+        "all_gather_into_tensor_coalesced",
+        group,
+        async_op,
+        {"output_tensors": output_tensors, "input_tensors": input_tensors},
+        lambda output, tensor: all_gather_into_tensor(output, tensor, group, True),
+    )
 
 
 def reduce_scatter_tensor_coalesced(
@@ -408,10 +417,13 @@ def reduce_scatter_tensor_coalesced(
     >>> part
     array([1., 1.])
     """
-    with coalescing_manager(group, async_ops=True) as manager:
-        for output, tensor in zip(output_tensors, input_tensors, strict=True):
-            reduce_scatter_tensor(output, tensor, op, group, async_op=True)
-    return manager.work.finish(async_op)
+    return _coalesced(
+        "reduce_scatter_tensor_coalesced",
+        group,
+        async_op,
+        {"output_tensors": output_tensors, "input_tensors": input_tensors},
+        lambda output, tensor: reduce_scatter_tensor(output, tensor, op, group, True),
+    )
 
 
 def all_gather_coalesced(
@@ -457,15 +469,44 @@ def all_gather_coalesced(
         return None
     where = Place("all_gather_coalesced", pg)
     check_list(output_tensor_lists, "output_tensor_lists", pg.size(), where)
-    inputs = list(input_tensor_list)
+    lists = {"input_tensor_list": input_tensor_list}
     for rank, outputs in enumerate(output_tensor_lists):
-        if len(outputs) != len(inputs):
+        lists[f"output_tensor_lists[{rank}]"] = outputs
+    return _coalesced(
+        where.name,
+        pg,
+        async_op,
+        lists,
+        lambda tensor, *outputs: all_gather(outputs, tensor, pg, async_op=True),
+    )
+
+
+def _coalesced(
+    name: str,
+    group: Group,
+    async_op: bool,
+    lists: Mapping[str, Sequence[Array]],
+    start: Callable[..., Work | None],
+) -> Work | None:
+    """Do the function `name`: `start` with one array of each of `lists`, as a batch."""
+    pg = member_group(group, name)
+    if pg is None:
+        return None
+    where = Place(name, pg)
+    listed = {
+        argument: as_list(arrays, f"{where}: {argument}", "a list of arrays")
+        for argument, arrays in lists.items()
+    }
+    first, *others = listed
+    for other in others:
+        if len(listed[other]) != len(listed[first]):
             raise ValueError(
-                f"{where}: output_tensor_lists[{rank}] has {len(outputs)} entries; "
-                f"expected {len(inputs)}, as input_tensor_list"
+                f"{where}: {other} has {len(listed[other])} entries, {first} "
+                f"{len(listed[first])}; expected as many"
             )
     with coalescing_manager(pg, async_ops=True) as manager:
-        for place, tensor in enumerate(inputs):
-            parts = [outputs[place] for outputs in output_tensor_lists]
-            all_gather(parts, tensor, pg, async_op=True)
+        for arrays in zip(*listed.values(), strict=True):
+            start(*arrays)
+    if pg.capturing and not async_op:  # the block around it waits
+        return None
     return manager.work.finish(async_op)

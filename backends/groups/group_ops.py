@@ -160,7 +160,6 @@ class GroupOps:
         self, outputs: Arrays, inputs: Arrays, opts: dist.AllgatherOptions | None = None
     ) -> Work:
         """Do `rankscope.all_gather_into_tensor_coalesced`."""
-        _same_length(outputs, inputs, "all_gather_single_coalesced")
         return self._issue(dist.all_gather_into_tensor_coalesced, opts, outputs, inputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -247,7 +246,6 @@ class GroupOps:
     ) -> Work:
         """Do `rankscope.reduce_scatter_tensor_coalesced`."""
         opts = opts or dist.ReduceScatterOptions()
-        _same_length(outputs, inputs, "reduce_scatter_single_coalesced")
         return self._issue(
             dist.reduce_scatter_tensor_coalesced,
             opts,
@@ -358,11 +356,3 @@ def _one_list(lists: Any, name: str) -> Arrays:
         inner: Arrays = _one(lists, name)
         return inner
     return lists
-
-
-def _same_length(outputs: Sequence[Any], inputs: Sequence[Any], name: str) -> None:
-    if len(outputs) != len(inputs):
-        raise ValueError(
-            f"ProcessGroup.{name}: {len(outputs)} outputs for {len(inputs)} inputs; "
-            "expected one output for each"
-        )

@@ -476,19 +476,18 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         return work
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[list[PendingOp] | None]:
+    def capture(self) -> Iterator[list[PendingOp]]:
         """Collect the ops this thread issues in the block instead of issuing them.
+
+        Another such block of this thread around it gets them at its end.
 
         Yields
         ------
-        list or None
-            The list they are put in; ``None`` inside another such block of this thread,
-            which then gets them.
+        list
+            The list they are put in.
         """
         thread = threading.get_ident()
-        if thread in self._captures:
-            yield None
-            return
+        outer = self._captures.get(thread)
         batch: list[PendingOp] = []
         self._captures[thread] = batch
         try:
@@ -499,6 +498,10 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
             raise
         finally:
             del self._captures[thread]
+            if outer is not None:
+                self._captures[thread] = outer
+        if outer is not None:
+            outer += batch
 
     @property
     def capturing(self) -> bool:

@@ -192,13 +192,45 @@ def test_an_empty_block_is_a_completed_batch(group: dist.ProcessGroup) -> None:
     assert Manual.made[0].works == []
 
 
+def test_the_works_of_a_block_in_a_block_are_over_with_their_ops(
+    group: dist.ProcessGroup,
+) -> None:
+    with dist.coalescing_manager(async_ops=True):
+        two = dist.all_reduce_coalesced([np.ones(2), np.ones(3)], async_op=True)
+        assert dist.all_reduce_coalesced([np.ones(4)]) is None
+        with dist.coalescing_manager(async_ops=True) as inner:
+            dist.all_reduce(np.ones(5), ReduceOp.MAX)
+        assert two is not None
+        assert not two.is_completed()
+        with pytest.raises(dist.DistBackendError, match="wait after the block"):
+            two.wait()
+    first, second = Manual.made[0].works
+    first.mark_completed()
+    assert two.wait(5)
+    assert not inner.is_completed()
+    second.mark_completed()
+    assert inner.wait(5)
+
+
+def test_a_block_in_a_block_that_raises_leaves_out_its_own_ops(
+    group: dist.ProcessGroup,
+) -> None:
+    with dist.coalescing_manager(async_ops=True):
+        dist.all_reduce(np.ones(2))
+        with pytest.raises(ValueError, match="3 elements"), dist.coalescing_manager():
+            dist.all_reduce(np.ones(3), ReduceOp.MAX)
+            dist.all_gather_into_tensor(np.ones(3), np.ones(3))
+    assert kinds() == [OpType.ALL_REDUCE]
+    assert Manual.made[0].calls[0][1].size == 2
+
+
 def test_a_block_in_a_block_joins_it(group: dist.ProcessGroup) -> None:
     with dist.coalescing_manager(async_ops=True) as outer:
         dist.all_reduce(np.ones(1))
         with dist.coalescing_manager() as inner:
             dist.all_reduce(np.ones(1))
         assert Manual.made[0].works == []
-    assert inner.works == []
+    assert len(inner.works) == 1
     assert kinds() == [OpType.ALL_REDUCE]
     Manual.made[0].works[0].mark_completed()
     assert outer.wait(5)
