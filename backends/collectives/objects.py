@@ -111,7 +111,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> 
     if pg is None:
         return
     where = Place("all_gather_object", pg)
-    check_list(object_list, "object_list", pg.size(), where)
+    check_list(object_list, "object_list", pg.size(), where, replaced=True)
     mine = _pack(obj, "obj", where)
     transport = ObjectTransport(where, OpType.ALL_GATHER)
     sizes = _sizes(mine.data, transport, pg)
@@ -171,7 +171,7 @@ def broadcast_object_list(
         return
     where = Place("broadcast_object_list", pg)
     root = take_peer(pg, src, group_src, "src", "broadcast_object_list", default=0)
-    _check_objects(object_list, "object_list", where)
+    _check_objects(object_list, "object_list", where, replaced=pg.rank() != root)
     transport = ObjectTransport(where, OpType.BROADCAST, device)
     mine = _Pickle(np.empty(0, np.uint8))
     header = np.zeros(2, np.int64)
@@ -232,7 +232,9 @@ def gather_object(
     where = Place("gather_object", pg)
     root = take_peer(pg, dst, group_dst, "dst", "gather_object", default=0)
     if pg.rank() == root:
-        check_list(object_gather_list, "object_gather_list", pg.size(), where)
+        check_list(
+            object_gather_list, "object_gather_list", pg.size(), where, replaced=True
+        )
     mine = _pack(obj, "obj", where)
     transport = ObjectTransport(where, OpType.GATHER)
     sizes = _sizes(mine.data, transport, pg)
@@ -297,7 +299,9 @@ def scatter_object_list(
         return
     where = Place("scatter_object_list", pg)
     root = take_peer(pg, src, group_src, "src", "scatter_object_list", default=0)
-    _check_objects(scatter_object_output_list, "scatter_object_output_list", where)
+    _check_objects(
+        scatter_object_output_list, "scatter_object_output_list", where, replaced=True
+    )
     parts: list[_Pickle] = []
     sizes = np.zeros(pg.size(), np.int64)
     if pg.rank() == root:
@@ -449,7 +453,7 @@ def recv_object_list(
     if src is not None or group_src is not None:
         peer = take_peer(pg, src, group_src, "src", "recv_object_list", itself=False)
     tag = take_tag(tag, "recv_object_list", pg)
-    _check_objects(object_list, "object_list", where)
+    _check_objects(object_list, "object_list", where, replaced=True)
     transport = ObjectTransport(where, OpType.RECV, device)
     header = np.empty(2, np.int64)
     sender = transport.recv(header, peer, tag)
@@ -470,8 +474,10 @@ def _sizes(mine: Bytes, transport: ObjectTransport, pg: ProcessGroup) -> Any:
     return sizes
 
 
-def _check_objects(value: Any, argument: str, where: Place) -> None:
-    if not isinstance(value, (list, tuple)) or not value:
+def _check_objects(
+    value: Any, argument: str, where: Place, *, replaced: bool = False
+) -> None:
+    if not isinstance(value, list if replaced else (list, tuple)) or not value:
         raise TypeError(
             f"{where}: {argument} is {value!r}; expected a list of at least one entry"
         )

@@ -246,12 +246,15 @@ def _is_read_only(array: Any) -> bool:
     return interface is not None and bool(interface["data"][1])
 
 
-def check_list(value: Any, argument: str, length: int, where: object) -> None:
-    """Raise unless `value` is a list or tuple of `length` entries, one per rank.
+def check_list(
+    value: Any, argument: str, length: int, where: object, *, replaced: bool = False
+) -> None:
+    """Raise unless `value` is a list of `length` entries, one per rank.
 
-    Raises `TypeError` for another type, `ValueError` for another length.
+    It may be a tuple, unless its entries are `replaced`. Raises `TypeError` for another
+    type, `ValueError` for another length.
     """
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, list if replaced else (list, tuple)):
         raise TypeError(
             f"{where}: {argument} is a {type(value).__name__}; expected a list of "
             f"{length} entries, one per rank of the group"

@@ -284,7 +284,8 @@ def rebuild_process_group(group: Group = None) -> None:
     Raises
     ------
     TypeError, ValueError
-        `group` is no group that this rank is in, or ``None`` without a default group.
+        `group` is no group that this rank is in, or ``None`` without a default group;
+        or the group was destroyed.
 
     Examples
     --------

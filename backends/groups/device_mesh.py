@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..devices.arrays import is_device_type
-from ..quantities import as_int
+from ..quantities import as_int, as_ints
 from ..rank_sets import name_ranks
 from .api import init_process_group
 from .membership import is_initialized, resolve_group
@@ -457,10 +457,7 @@ def init_device_mesh(
     >>> x
     array([1., 1.])
     """
-    shape = tuple(
-        as_int(length, f"init_device_mesh: mesh_shape[{dim}]")
-        for dim, length in enumerate(mesh_shape)
-    )
+    shape = tuple(as_ints(mesh_shape, "init_device_mesh: mesh_shape"))
     if not shape or min(shape) < 1:
         raise ValueError(
             f"init_device_mesh: mesh_shape={shape}; expected at least one dimension, "

@@ -18,7 +18,7 @@ from ..work.flight_recorder import GroupCounters, Record, recorder
 from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
 from ..work.work import Work
-from .abort_reason import AbortReason
+from .abort_reason import ANEW_HINT, AbortReason
 from .config import BackendConfig
 from .generation import Generation
 from .group_ops import GroupOps
@@ -98,6 +98,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         self._current = Generation(self._spec, generation, store, origin=origin)
         # The batch that each thread inside a coalescing block is filling.
         self._captures: dict[int, list[PendingOp]] = {}
+        self._destroyed = False
 
     # -- what it is --------------------------------------------------------
 
@@ -317,6 +318,11 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         store : Store, optional
             Replaces the group's store.
 
+        Raises
+        ------
+        ValueError
+            The group was destroyed.
+
         Examples
         --------
         >>> group = dist.new_group([0])
@@ -325,6 +331,10 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         >>> group.aborted, group.generation
         (None, 1)
         """
+        if self._destroyed:
+            raise ValueError(
+                f"rebuild of {self.describe()}: the group was destroyed; {ANEW_HINT}"
+            )
         while not self._replace(self._current, generation, store):
             pass  # another thread has rebuilt the group meanwhile
         recorder.changed()
@@ -405,6 +415,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
 
     def shutdown(self) -> None:
         """Free the backends in good order; abort if ops are still in flight."""
+        self._destroyed = True
         self._current.shutdown()
 
     # -- its ops -----------------------------------------------------------

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..devices.cuda_device import bound_device
-from ..quantities import as_int, as_timeout
+from ..quantities import as_int, as_ints, as_list, as_timeout
 from ..work.async_errors import acknowledge
 from .config import BackendConfig, bound_index
 from .membership import Group, resolve_group
@@ -101,10 +101,7 @@ def new_group(
     default = world.get_group(DEFAULT)
     size = default.size()
     where = f"new_group on rank {default.global_rank}"
-    chosen = [
-        as_int(rank, f"{where}: ranks[{place}]")
-        for place, rank in enumerate(range(size) if ranks is None else ranks)
-    ]
+    chosen = as_ints(range(size) if ranks is None else ranks, f"{where}: ranks")
     if sort_ranks:
         chosen.sort()
     bad = [rank for rank in chosen if not 0 <= rank < size]
@@ -252,10 +249,7 @@ def new_subgroups_by_enumeration(
     """
     default = world.get_group(DEFAULT)
     where = f"new_subgroups_by_enumeration on rank {default.global_rank}"
-    lists = [
-        [as_int(rank, f"{where}: a rank of list {place}") for rank in ranks]
-        for place, ranks in enumerate(ranks_per_subgroup_list)
-    ]
+    lists = _lists(ranks_per_subgroup_list, f"{where}: ranks_per_subgroup_list")
     if not _are_disjoint(lists, default.size()):
         raise ValueError(
             f"{where}: ranks_per_subgroup_list={lists}; expected lists of distinct "
@@ -268,6 +262,12 @@ def new_subgroups_by_enumeration(
     ]
     mine = next((one for one in made if isinstance(one, ProcessGroup)), None)
     return mine, made
+
+
+def _lists(value: Any, what: str) -> list[list[int]]:
+    """Return lists of ranks as Python's; ``None`` is none, which the caller refuses."""
+    given = as_list(() if value is None else value, what, "lists of ranks")
+    return [as_ints(ranks, f"{what}[{place}]") for place, ranks in enumerate(given)]
 
 
 def _are_disjoint(lists: Sequence[Sequence[int]], size: int) -> bool:
@@ -327,8 +327,7 @@ def shrink_group(
     """
     pg = resolve_group(group, "shrink_group")
     excluded = sorted(
-        as_int(rank, f"shrink_group on {pg.describe()}: ranks_to_exclude[{place}]")
-        for place, rank in enumerate(ranks_to_exclude)
+        as_ints(ranks_to_exclude, f"shrink_group on {pg.describe()}: ranks_to_exclude")
     )
     bad = [rank for rank in excluded if not 0 <= rank < pg.size()]
     if bad or len(set(excluded)) != len(excluded) or not 0 < len(excluded) < pg.size():
@@ -399,11 +398,8 @@ def split_group(
     [0]
     """
     pg = resolve_group(parent_pg, "split_group")
-    what = f"split_group on {pg.describe()}: a rank of split_ranks"
-    lists = [
-        sorted(as_int(rank, what) for rank in ranks)
-        for ranks in (() if split_ranks is None else split_ranks)
-    ]
+    what = f"split_group on {pg.describe()}: split_ranks"
+    lists = [sorted(ranks) for ranks in _lists(split_ranks, what)]
     if not _are_disjoint(lists, pg.size()):
         raise ValueError(
             f"split_group on {pg.describe()}: split_ranks={split_ranks}; expected "

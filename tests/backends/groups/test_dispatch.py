@@ -428,6 +428,17 @@ def test_rebuild_begins_a_new_generation_with_fresh_backends(
     assert group.summary().state == "ready"
 
 
+def test_a_destroyed_group_is_not_rebuilt(group: dist.ProcessGroup) -> None:
+    mine = dist.new_group([0, 1], group_desc="mine")
+    dist.abort_process_group(mine, "first")
+    dist.destroy_process_group(mine)
+    with pytest.raises(
+        ValueError, match=r"group 'mine' on rank 0: the group was destroyed; make anoth"
+    ):
+        dist.rebuild_process_group(mine)
+    assert mine.generation == 0
+
+
 def test_rebuild_of_a_healthy_group_ends_what_was_in_flight(
     group: dist.ProcessGroup,
 ) -> None:
@@ -873,10 +884,45 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "each from 0 to 3",
     ),
+    "split_group of ranks in no lists": (
+        lambda: dist.split_group(split_ranks=[0, 1]),  # type: ignore[list-item]
+        TypeError,
+        r"split_ranks\[0\] is 0, a int; expected integers",
+    ),
+    "new_group of a number": (
+        lambda: dist.new_group(2),  # type: ignore[arg-type]
+        TypeError,
+        "ranks is 2, a int; expected integers",
+    ),
     "new_group timeout": (
         lambda: dist.new_group([0], timeout=0),
         ValueError,
         "timeout=0; expected more than 0",
+    ),
+    "a coalesced call of no arrays": (
+        lambda: dist.all_reduce_coalesced(3),  # type: ignore[arg-type]
+        TypeError,
+        "all_reduce_coalesced in .*: tensors is 3, a int; expected a list of arrays",
+    ),
+    "a coalesced call of two lengths": (
+        lambda: dist.all_gather_into_tensor_coalesced([np.ones(4)], []),
+        ValueError,
+        "input_tensors has 0 entries, output_tensors 1; expected as many",
+    ),
+    "a coalesced gather of two lengths": (
+        lambda: dist.all_gather_coalesced([[np.ones(1)], [], [], []], [np.ones(1)]),
+        ValueError,
+        r"output_tensor_lists\[1\] has 0 entries, input_tensor_list 1; expected",
+    ),
+    "objects into a tuple": (
+        lambda: dist.all_gather_object((None,) * 4, "x"),  # type: ignore[arg-type]
+        TypeError,
+        "object_list is a tuple; expected a list of 4 entries",
+    ),
+    "an object into a tuple": (
+        lambda: dist.recv_object_list((None,), 1),  # type: ignore[arg-type]
+        TypeError,
+        r"object_list is \(None,\); expected a list",
     ),
 }
 
