@@ -33,6 +33,7 @@ _PLURALS = {
     "has": "have",
     "is": "are",
     "runs": "run",
+    "waits": "wait",
     "was": "were",
 }
 

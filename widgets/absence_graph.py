@@ -6,25 +6,29 @@ import functools
 
 from rankscope.backends.observe.verdicts import Absence, Verdict, Waiting
 from rankscope.backends.printable import printable
-from rankscope.backends.rank_sets import format_ranks, name_ranks
+from rankscope.backends.rank_sets import name_ranks
 
 from . import wait_shapes as shapes
 from .wait_graph import wait_graph
-from .wait_shapes import GAP, LETTER, Node
+from .wait_shapes import GAP, LETTER
 
 __all__ = ["absence_graph", "in_fold", "picture_of"]
 
 #: Ops, and places of missing ranks, that are drawn.
 MOST = 4
-#: Letters of a node, and of where a rank is: all has room in 600 px.
-_NAME, _WHERE = 14, 36
+#: Letters of where a rank is: all has room in 600 px.
+_WHERE = 36
 #: In pixels, between two nodes below each other, and to the right of the labels.
 _ROW, _ARROW = 46.0, 26.0
 
 
 def picture_of(verdict: Verdict) -> str:
     """Return who waits for whom as SVG, in a cycle or for missing ranks; or nothing."""
-    return wait_graph(verdict.cycle) or absence_graph(verdict.waits, verdict.absent)
+    ring = {rank for one in verdict.cycle for rank in one.ranks}
+    besides = tuple(sorted({*verdict.waiting, *verdict.culprits} - ring))
+    return wait_graph(verdict.cycle, besides) or absence_graph(
+        verdict.waits, verdict.absent
+    )
 
 
 def in_fold(picture: str, opens: bool, style: str = "") -> str:
@@ -37,7 +41,7 @@ def in_fold(picture: str, opens: bool, style: str = "") -> str:
         return ""
     style = f' style="{style}"' if style else ""
     return (
-        f'<details class="wait-graph"{" open" if opens else ""}>'
+        f'<details class="wait-graph"{" open" * opens}>'
         f"<summary{style}>Who waits for whom</summary>{picture}</details>"
     )
 
@@ -48,8 +52,8 @@ def absence_graph(waits: tuple[Waiting, ...], absent: tuple[Absence, ...]) -> st
     if not waits or not absent:
         return ""
     edges = [shapes.edge_of(one.op, one.group) for one in waits[:MOST]]
-    waiting = [_node(one.ranks) for one in waits[:MOST]]
-    missing = [_node(one.ranks, dashed=True) for one in absent[:MOST]]
+    waiting = [shapes.node_of(one.ranks) for one in waits[:MOST]]
+    missing = [shapes.node_of(one.ranks, dashed=True) for one in absent[:MOST]]
     middle = max(len(waiting), len(missing)) / 2
     begin = 2 * max(node.half for node in waiting) + GAP
     # Where the lines of all ops meet, if there are several.
@@ -119,13 +123,6 @@ def _left_out(waits: tuple[Waiting, ...], absent: tuple[Absence, ...]) -> str:
         count = sum(len(one.ranks) for one in absent[MOST:])
         parts.append(f"{count} more {'ranks are' if count > 1 else 'rank is'} missing")
     return "; ".join(parts)
-
-
-def _node(ranks: tuple[int, ...], dashed: bool = False) -> Node:
-    told = format_ranks(ranks, "–")
-    if len(told) > _NAME:
-        told = f"{len(ranks)} ranks"
-    return Node(told, shapes.half_of(told), dashed)
 
 
 def _y(place: int, count: int, middle: float) -> float:

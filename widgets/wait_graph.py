@@ -6,43 +6,50 @@ That of ranks that are missing is in absence_graph.py.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from rankscope.backends.observe.verdicts import WaitFor
+from rankscope.backends.observe.verdicts import Waiting
 from rankscope.backends.printable import printable
+from rankscope.backends.rank_sets import name_ranks, tell_ranks
 
 from . import wait_shapes as shapes
 from .wait_shapes import GAP, HALF, LETTER, Edge, Node, Point
 
 __all__ = ["told", "wait_graph"]
 
-#: Ranks that are drawn; of a longer cycle its beginning and its last rank.
+#: Nodes that are drawn; of a longer cycle its beginning and its last one.
 MOST = 12
-#: Columns of the picture: what 600 px have room for.
+#: Columns of the picture at most.
 _COLUMNS = 4
 
+#: Letters of the ranks that wait besides.
+_WHO = 40
 #: In pixels.
-_NARROWEST, _WIDEST, _ROW = 116.0, 184.0, 74.0
+_NARROWEST, _WIDTH, _ROW, _LINE = 116.0, 600.0, 74.0, 14
 #: From the middle of a slanted arrow to its label.
 _SLANTED = 17
 
 
-def told(cycle: Sequence[WaitFor]) -> str:
+def told(cycle: Sequence[Waiting], besides: Collection[int] = ()) -> str:
     """Return what the picture shows as a text."""
     shown = cycle if len(cycle) <= MOST else cycle[: MOST - 2]
     parts = [
-        f"rank {one.rank} waits for rank {one.awaited} in {one.op} of group {one.group}"
+        f"{tell_ranks(one.ranks, f'waits for {name_ranks(one.awaited)}')} in {one.op} "
+        f"of group {one.group}"
         for one in shown
     ]
     if len(shown) < len(cycle):
-        parts.append(f"and so on, through {len(cycle)} ranks, back to the first")
+        parts.append(f"and so on, through {_count(cycle)} ranks, back to the first")
+    if besides:
+        parts.append(_because(besides))
     return printable("; ".join(parts))
 
 
 @functools.lru_cache(maxsize=8)
-def wait_graph(cycle: tuple[WaitFor, ...]) -> str:
-    """Return a picture of the ranks of a `Verdict.cycle`; empty without any."""
+def wait_graph(cycle: tuple[Waiting, ...], besides: tuple[int, ...] = ()) -> str:
+    """Return a picture of a `Verdict.cycle`, and who else waits; empty without one."""
     if len(cycle) < 2:
         return ""
     nodes, edges = _shown(cycle)
@@ -52,32 +59,45 @@ def wait_graph(cycle: tuple[WaitFor, ...]) -> str:
         _arrow(*start, *end, edge, bent=len(nodes) == 2)
         for start, end, edge in zip(ends, [*ends[1:], ends[0]], edges, strict=True)
     ]
-    legend = _legend(cycle)
-    left, right = _width(places, nodes, edges, len(legend) * LETTER)
+    legend = _legend(cycle, besides)
+    left, right = _width(places, nodes, edges, max(map(len, legend)) * LETTER)
     top, below = (-58, 74) if len(nodes) == 2 else (-20, 36)
     bottom = max(y for _, y in places) + below
     return shapes.svg(
-        f"{len(cycle)} ranks wait for each other",
-        told(cycle),
-        (left, top, right, bottom + 10),
+        f"{_count(cycle)} ranks wait for each other",
+        told(cycle, besides),
+        (left, top, right, bottom + 10 + _LINE * (len(legend) - 1)),
         [*(arrow for arrow, _ in arrows), *(shapes.outline(*one) for one in ends)],
         [
             *(names for _, names in arrows),
             *(shapes.number(*one) for one in ends),
-            shapes.text(legend, (left + right) / 2, bottom, "middle", quiet=True),
+            *(
+                shapes.text(one, (left + right) / 2, bottom + y, "middle", quiet=True)
+                for one, y in zip(legend, itertools.count(0, _LINE))
+            ),
         ],
     )
 
 
-def _shown(cycle: Sequence[WaitFor]) -> tuple[list[Node], list[Edge]]:
+def _because(besides: Collection[int]) -> str:
+    who = name_ranks(besides)
+    if len(who) > _WHO:
+        who = f"{len(besides)} ranks"
+    return f"{who} {'wait' if len(besides) > 1 else 'waits'} because of them"
+
+
+def _count(cycle: Sequence[Waiting]) -> int:
+    return len({rank for one in cycle for rank in one.ranks})
+
+
+def _shown(cycle: Sequence[Waiting]) -> tuple[list[Node], list[Edge]]:
     shared = len({one.group for one in cycle}) == 1
-    nodes = [Node(str(one.rank), shapes.half_of(str(one.rank))) for one in cycle]
+    nodes = [shapes.node_of(one.ranks) for one in cycle]
     edges = [shapes.edge_of(one.op, "" if shared else one.group) for one in cycle]
     if len(cycle) > MOST:
         # The op of the last rank that is left out leads to the last one.
         left = len(cycle) - MOST + 1
-        gap = f"{left} more"
-        nodes[MOST - 2 : -1] = [Node(gap, shapes.half_of(gap), dashed=True)]
+        nodes[MOST - 2 : -1] = [shapes.node(f"{left} more", dashed=True)]
         edges[MOST - 2 : -2] = []
     return nodes, edges
 
@@ -89,16 +109,19 @@ def _places(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Point]:
     """Return the places of the nodes, clockwise around a rectangle."""
     count = len(nodes)
     longest = max(edge.length for edge in edges)
-    pitch = longest + 2 * max(node.half for node in nodes) + 2 * GAP + 12
-    pitch = min(max(pitch, _NARROWEST), _WIDEST)
+    widest = 2 * max(node.half for node in nodes)
+    pitch = max(longest + widest + 2 * GAP + 12, _NARROWEST)
     if count <= 4:
         # The labels at both sides stand between them.
         pitch = max(pitch, 2 * longest + 40 if count == 4 else longest + 24)
+    # A whole number: an edge down a side is not slanted by a rounding.
+    pitch = math.ceil(pitch)
     if count == 2:
         return [(0, 0), (pitch, 0)]
     if count == 3:
         return [(0, 0), (pitch, 0), (pitch / 2, 1.2 * _ROW)]
-    columns = min(_COLUMNS, math.ceil(count / 2))
+    room = int((_WIDTH - widest) / pitch) + 1
+    columns = min(_COLUMNS, room, math.ceil(count / 2))
     sides = max(0, (count - 2 * columns + 1) // 2)
     width = (columns - 1) * pitch
     below = count - columns - 2 * sides
@@ -181,9 +204,11 @@ def _leave(place: Point, node: Node, across: float, down: float) -> Point:
     return place[0] + across * (half + GAP), place[1] + down * (half + GAP)
 
 
-def _legend(cycle: Sequence[WaitFor]) -> str:
+def _legend(cycle: Sequence[Waiting], besides: Collection[int]) -> list[str]:
     groups = {one.group for one in cycle}
-    about = "rank → the rank that it waits for"
+    told = ["rank → the rank that it waits for"]
+    if any(len(one.ranks) > 1 for one in cycle):
+        told = ["ranks → the ranks that they wait for"]
     if len(groups) == 1:
-        about += f", all in group {shapes.clipped(groups.pop())}"
-    return about
+        told.append(f"all in group {shapes.clipped(groups.pop())}")
+    return told + ([_because(besides)] if besides else [])

@@ -12,6 +12,7 @@ from html import escape
 from typing import NamedTuple
 
 from rankscope.backends.printable import printable
+from rankscope.backends.rank_sets import format_ranks
 
 __all__ = [
     "GAP",
@@ -22,9 +23,10 @@ __all__ = [
     "Point",
     "clipped",
     "edge_of",
-    "half_of",
     "labels",
     "line",
+    "node",
+    "node_of",
     "number",
     "outline",
     "svg",
@@ -35,8 +37,10 @@ _RED = "var(--rs-error, var(--error, var(--jp-error-color1, #d32f2f)))"
 #: In pixels. A letter of the font is about this wide.
 _FONT, LETTER = 11, 6.1
 HALF, GAP = 13.0, 3.0
-#: Letters of a label: reduce_scatter_tensor has them.
-_LABEL = 21
+#: The part of its size to which a picture shrinks.
+_LEAST = 0.8
+#: Letters of a label, which reduce_scatter_tensor has, and of a node.
+_LABEL, _NAME = 21, 14
 
 Point = tuple[float, float]
 
@@ -70,9 +74,15 @@ def edge_of(op: str, group: str = "") -> Edge:
     return Edge(clipped(name), number)
 
 
-def half_of(text: str) -> float:
-    """Return half the width of a node with this text."""
-    return max(HALF, len(text) * LETTER / 2 + 7)
+def node_of(ranks: Sequence[int], dashed: bool = False) -> Node:
+    """Return the node of some ranks: which they are, or how many."""
+    told = format_ranks(ranks, "–")
+    return node(told if len(told) <= _NAME else f"{len(ranks)} ranks", dashed)
+
+
+def node(text: str, dashed: bool = False) -> Node:
+    """Return a node with a text, as wide as that needs."""
+    return Node(text, max(HALF, len(text) * LETTER / 2 + 7), dashed)
 
 
 def clipped(text: str, longest: int = _LABEL) -> str:
@@ -105,7 +115,8 @@ def svg(
     return (
         f'<svg role="img" width="{width}" height="{height}" font-size="{_FONT}" '
         f'viewBox="{left:g} {top:g} {width} {height}" fill="currentColor" '
-        'style="max-width:100%;height:auto">'
+        # Smaller letters than these cannot be read: a narrow page scrolls it.
+        f'style="max-width:100%;min-width:{_LEAST * width:.0f}px;height:auto">'
         f"<title>{escape(title)}</title>\n<desc>{escape(about)}</desc>\n"
         f"{drawn}</svg>"
     )

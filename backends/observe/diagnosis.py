@@ -14,7 +14,7 @@ from itertools import combinations
 from ..groups.inquiry import ANSWER_WAIT, Answers, Explanation
 from ..groups.key import GroupKey
 from ..groups.spec import GroupSpec
-from ..rank_sets import name_ranks
+from ..rank_sets import group_by, name_ranks, tell_ranks
 from ..work.op_type import spec_of
 from .evidence import Evidence
 from .live_evidence import live_evidence
@@ -68,6 +68,7 @@ def diagnose(
             consequences=(
                 *one.consequences,
                 *exceptions(one.culprits, evidence, one.text),
+                *_last_seen(one, views),
             ),
         )
         for one in found
@@ -131,6 +132,19 @@ def _stalls(evidence: Evidence, stall: float) -> bool:
         for known in one.groups.values()
         for op in known.ops
     )
+
+
+def _last_seen(verdict: Verdict, views: Mapping[int, RankView]) -> list[str]:
+    """Return where dead ranks were by their last status."""
+    if verdict.fault is not Fault.RANK_DEAD:
+        return []
+    ranks = [rank for rank in verdict.culprits if rank in views]
+    places = group_by(ranks, lambda rank: views[rank].last_seen)
+    return [
+        tell_ranks(those, f"was last seen {place}")
+        for place, those in places.items()
+        if place
+    ]
 
 
 def _on_gone(

@@ -20,7 +20,6 @@ __all__ = [
     "Fault",
     "RankView",
     "Verdict",
-    "WaitFor",
     "Waiting",
     "in_one",
     "on_group",
@@ -64,6 +63,8 @@ class RankView:
     now_ns: int = 0
     #: Why the rank is dead, if it is dead: a sentence that names the rank.
     death: str | None = None
+    #: Where a dead rank was by its last status: ``in all_reduce #3 (cell 7 line 3)``.
+    last_seen: str = ""
     #: What ranks issued unlike, because of which a library ended its process.
     crash_causes: tuple[Verdict, ...] = ()
     #: Seconds since the rank's last answer, if the rank does not answer.
@@ -91,17 +92,6 @@ class RankView:
     recorded: bool = True
 
 
-class WaitFor(NamedTuple):
-    """An edge of the wait-for graph: one rank is in an op and waits for another."""
-
-    rank: int
-    awaited: int
-    #: The op with its number: ``all_reduce #13``.
-    op: str
-    #: The name of its group.
-    group: str
-
-
 class Waiting(NamedTuple):
     """Ranks that are in one op, and wait there for ranks that are not in it."""
 
@@ -110,7 +100,7 @@ class Waiting(NamedTuple):
     op: str
     #: The name of its group.
     group: str
-    #: The ranks at fault among those that they wait for.
+    #: The ranks at fault, or next in the cycle, among those that they wait for.
     awaited: tuple[int, ...] = ()
 
 
@@ -149,8 +139,8 @@ class Verdict:
     consequences: tuple[str, ...] = ()
     #: The groups in which ranks wait because of it; none: `group`.
     groups: tuple[GroupKey, ...] = ()
-    #: Of a deadlock the ranks that wait for each other, each for the next one.
-    cycle: tuple[WaitFor, ...] = ()
+    #: Of a deadlock those who wait for each other, each for the next one.
+    cycle: tuple[Waiting, ...] = ()
     #: The ranks that a library ended because of it.
     dead: tuple[int, ...] = ()
     #: Of ranks that others wait for: who waits, the most ranks first.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.groups.summary import OpStatus
 from rankscope.backends.observe.diagnosis import (
     completed_unlike,
     diagnose,
@@ -45,6 +46,7 @@ __all__ = [
     "diagnose_confirmed",
     "diagnose_once",
     "explain",
+    "last_seen",
     "library_call",
     "past_faults",
 ]
@@ -270,6 +272,7 @@ def _view(
         death=None
         if one.alive
         else one.death or one.reason or f"rank {one.rank} is dead",
+        last_seen="" if one.alive else last_seen(one),
         crash_causes=one.crash_causes,
         # At least for `QUIET` s, if it never sent anything.
         silent_for=(
@@ -284,6 +287,25 @@ def _view(
         exception=exception,
         exception_line=exception_line,
     )
+
+
+def last_seen(one: RankStatus) -> str:
+    """Return where a rank was by its last status: in an op, at a line or after an op.
+
+    Of several groups nothing tells which has the last op.
+    """
+    oldest = [group.oldest for group in one.groups if group.oldest is not None]
+    if oldest:
+        return f"in {_op(max(oldest, key=lambda op: op.elapsed or 0.0))}"
+    if one.line:
+        return f"at {one.line}"
+    done = [group.completed for group in one.groups if group.completed is not None]
+    return f"after {_op(done[0])}" if len(done) == 1 else ""
+
+
+def _op(op: OpStatus) -> str:
+    number = "" if op.seq is None else f" #{op.seq}"
+    return f"{op.op}{number}{f' ({op.source})' if op.source else ''}"
 
 
 def _silent(one: RankStatus) -> bool:

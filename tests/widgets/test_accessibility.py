@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
+from rankscope.backends.observe.verdicts import Fault, Verdict, Waiting
 from rankscope.backends.post_mortem.report import Report
 from rankscope.engines import ClusterStatus
 from rankscope.widgets.board.html import board_html, hang_html
@@ -79,8 +79,8 @@ def two_groups() -> tuple[ClusterStatus, list[Verdict]]:
         for rank, own in enumerate((rows, columns))
     ]
     cycle = (
-        WaitFor(0, 1, "all_reduce #14", "rows"),
-        WaitFor(1, 0, "all_reduce #14", "columns"),
+        Waiting((0,), "all_reduce #14", "rows", (1,)),
+        Waiting((1,), "all_reduce #14", "columns", (0,)),
     )
     verdict = Verdict(
         *(Fault.DEADLOCK, rows, (0, 1), (), "all_reduce", 14, "why"),
@@ -161,7 +161,7 @@ def test_the_bar_of_a_cell_and_what_a_notebook_keeps(
 def deadlock() -> Report:
     report = eight()
     (verdict,) = report.verdicts
-    cycle = (WaitFor(0, 5, "recv #1", "pp"), WaitFor(5, 0, "recv #1", "pp"))
+    cycle = (Waiting((0,), "recv #1", "pp", (5,)), Waiting((5,), "recv #1", "pp", (0,)))
     verdict = replace(verdict, fault=Fault.DEADLOCK, cycle=cycle)
     return replace(report, verdicts=(verdict,))
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rankscope.backends.observe.verdicts import Absence, WaitFor, Waiting
+from rankscope.backends.observe.verdicts import Absence, Waiting
 from rankscope.widgets.absence_graph import absence_graph, in_fold
 from rankscope.widgets.wait_graph import wait_graph
 from tests.widgets.report.report_scenes import EVIL
@@ -19,10 +19,10 @@ LETTER, LINE = 6.0, 11.0
 Box = tuple[float, float, float, float]
 
 
-def ring(ranks: Sequence[int], op: str, *groups: str) -> tuple[WaitFor, ...]:
+def ring(ranks: Sequence[int], op: str, *groups: str) -> tuple[Waiting, ...]:
     following = [*ranks[1:], ranks[0]]
     return tuple(
-        WaitFor(rank, awaited, op, groups[place % len(groups)])
+        Waiting((rank,), op, groups[place % len(groups)], (awaited,))
         for place, (rank, awaited) in enumerate(zip(ranks, following, strict=True))
     )
 
@@ -66,6 +66,41 @@ def test_nothing_overlaps(
     assert len(list(picture.iter("polygon"))) == min(count, 12)
 
 
+@pytest.mark.parametrize("op", ["recv #1", "reduce_scatter_tensor #12345"])
+@pytest.mark.parametrize("size", [2, 40])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 9, 12, 20])
+def test_nothing_overlaps_where_several_ranks_are_in_an_op(
+    count: int, size: int, op: str
+) -> None:
+    sides = [tuple(range(n, 900, 900 // size)) for n in range(count)]
+    cycle = tuple(
+        Waiting(ranks, op, f"group_{ranks[0]}", awaited)
+        for ranks, awaited in zip(sides, [*sides[1:], sides[0]], strict=True)
+    )
+    svg = wait_graph(cycle, besides=tuple(range(901, 999, 2)))
+    assert_legible(svg)
+    last = list(ElementTree.fromstring(svg).iter("text"))[-1]
+    assert last.text == "49 ranks wait because of them"
+
+
+def test_ranks_in_one_op_are_one_node_and_who_waits_besides_is_named() -> None:
+    cycle = (
+        Waiting((0, 1), "all_reduce #1", "a", (2, 3)),
+        Waiting((2, 3), "all_reduce #1", "b", (0, 1)),
+    )
+    picture = ElementTree.fromstring(wait_graph(cycle, besides=(4,)))
+    assert picture.findtext("title") == "4 ranks wait for each other"
+    assert picture.findtext("desc") == (
+        "ranks 0–1 wait for ranks 2–3 in all_reduce #1 of group a; "
+        "ranks 2–3 wait for ranks 0–1 in all_reduce #1 of group b; "
+        "rank 4 waits because of them"
+    )
+    assert [one.text for one in picture.iter("text")][-4:] == [
+        *("0–1", "2–3", "ranks → the ranks that they wait for"),
+        "rank 4 waits because of them",
+    ]
+
+
 def assert_legible(svg: str) -> None:
     """Fail where a thing is over another, or has no room."""
     picture = ElementTree.fromstring(svg)
@@ -84,8 +119,8 @@ def assert_legible(svg: str) -> None:
 def test_it_shows_ranks_ops_and_groups() -> None:
     svg = wait_graph(
         (
-            WaitFor(3, 8, "all_reduce #14", "rows"),
-            WaitFor(8, 3, "barrier #2", "columns"),
+            Waiting((3,), "all_reduce #14", "rows", (8,)),
+            Waiting((8,), "barrier #2", "columns", (3,)),
         )
     )
     picture = ElementTree.fromstring(svg)
@@ -109,7 +144,7 @@ def test_one_group_is_named_once() -> None:
         ).iter("text")
     ]
     assert [texts.count("send"), texts.count("#1")] == [3, 3]
-    assert texts[-1] == "rank → the rank that it waits for, all in group pp"
+    assert texts[-2:] == ["rank → the rank that it waits for", "all in group pp"]
 
 
 def test_a_long_cycle_says_how_many_ranks_are_left_out() -> None:

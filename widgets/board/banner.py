@@ -90,7 +90,8 @@ def verdict_cells(verdict: Verdict, over: bool = False) -> dict[int, Cells]:
     if verdict.fault is Fault.MISSING_RANKS:
         blame = _LACKS.get(verdict.op, blame)
     found: dict[int, Cells] = {
-        rank: {"verdict": blame, "blame": 1} for rank in blamed(verdict)
+        rank: {"verdict": blame, **({"blame": 1} if rank in verdict.culprits else {})}
+        for rank in blamed(verdict)
     }
     waits = "waited" if over else "waits"
     awaited = defaultdict[int, set[int]](set)

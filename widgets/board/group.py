@@ -37,7 +37,7 @@ _MOODS = tuple(_STATES)
 
 def blamed(verdict: Verdict) -> list[int]:
     """Return the ranks at fault: in a deadlock all that wait for each other."""
-    return sorted({*verdict.culprits, *(one.rank for one in verdict.cycle)})
+    return sorted({*verdict.culprits}.union(*(one.ranks for one in verdict.cycle)))
 
 
 @dataclass

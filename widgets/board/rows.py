@@ -82,8 +82,9 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
 def as_aborted(new: Cells, old: Cells, now: float) -> Cells:
     """Return the row `new` of an aborted group with what `old`, before it, showed.
 
-    What failed, and where, is in no status any more. A rank that computes shows that,
-    if it does for longer than a cell takes to fail.
+    Of ops that failed, the first one and its arrays are in no status any more: one that
+    was in flight when the abort came is kept. A rank that computes shows that, if it
+    does for longer than a cell takes to fail.
     """
     if new["state"] != "aborted":
         return new
@@ -91,12 +92,14 @@ def as_aborted(new: Cells, old: Cells, now: float) -> Cells:
         return {**new, "ended": now - LEAVES}
     ended = float(old.get("ended", now))
     gone = _OF_OP if now - ended >= LEAVES else (*_OF_OP, *_OF_CELL)
-    kept = {key: old[key] for key in _OF_OP if key in old}
+    seen = old["mood"] == "working" or "failed" in old
+    kept = {key: new[key] for key in _OF_OP if key in new}
+    if seen:
+        kept = {key: old[key] for key in _OF_OP if key in old}
+        kept["failed"] = 1
     found = {key: value for key, value in new.items() if key not in gone}
     if "at" in found:
         kept["line"] = new["line"]
-    if old["mood"] == "working":
-        kept["failed"] = 1
     return {**found, **kept, "ended": ended}
 
 
@@ -149,6 +152,8 @@ def _fill(row: Cells, group: GroupStatus) -> None:
     if group.issued is not None:
         row["issued"] = group.issued
     op = group.oldest or group.completed
+    if group.state == "aborted":
+        op = group.oldest or group.started or group.completed
     if op is not None:
         # A status from another process may have any number.
         peer = -1 if op.peer is None else op.peer

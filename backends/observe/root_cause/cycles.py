@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..evidence import IssuedOp, State
 from ..verdicts import Fault
@@ -30,17 +30,13 @@ def cycle_of(
         ring = ring[start:] + ring[:start]
     ordered = sorted(inside, key=issue_order)
     told = []
-    for place, rank in enumerate(ring):
-        following = ring[(place + 1) % len(ring)]
-        told.append(
-            next(
-                wait
-                for wait in ordered
-                if wait.rank == rank
-                and following
-                in (*wait.absent, *wait.unknown, *wait.any_of, *_others(wait))
-            )
+    for rank, following in zip(ring, (*ring[1:], ring[0]), strict=True):
+        first = next(
+            wait
+            for wait in ordered
+            if wait.rank == rank and following in {*wait.awaited, *_others(wait)}
         )
+        told.append((first, *_alike(first, set(ring), ordered)))
     sides: dict[Place, set[int]] = defaultdict(set)
     for wait in inside:
         sides[wait.place].add(wait.rank)
@@ -58,9 +54,29 @@ def cycle_of(
     return Cause(
         Fault.DEADLOCK,
         tuple(sorted(culprits)),
-        tuple(told),
+        tuple(first for first, *_ in told),
         cycle=tuple(told),
     )
+
+
+def _alike(
+    first: Wait, ring: Collection[int], inside: Sequence[Wait]
+) -> Iterable[Wait]:
+    """Return the waits of ranks outside of the ring that are in the same op alone."""
+    waits = Counter(wait.rank for wait in inside)
+    return (
+        wait
+        for wait in inside
+        if wait.rank not in ring
+        and waits[wait.rank] == 1
+        and not wait.is_p2p
+        and wait.place == first.place
+        and _line(wait) == _line(first)
+    )
+
+
+def _line(wait: Wait) -> str:
+    return str(wait.op.line) if wait.op is not None else ""
 
 
 def stuck_in_turn(picture: Picture) -> list[Cause]:

@@ -28,8 +28,8 @@ class Cause:
     #: first op first.
     waits: tuple[Wait, ...]
     difference: Difference | None = None
-    #: Ranks that wait for each other, each for the next one.
-    cycle: tuple[Wait, ...] = ()
+    #: Who wait for each other, each for the next one: a rank, or those in one op.
+    cycle: tuple[tuple[Wait, ...], ...] = ()
     #: The culprits left no records.
     unrecorded: bool = False
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
 
 from ...groups.key import GroupKey
 from ...rank_sets import group_by, name_ranks
 from ..evidence import Group, IssuedOp
-from ..verdicts import Absence, Fault, Verdict, WaitFor, Waiting
+from ..verdicts import Absence, Fault, Verdict, Waiting
 from .differences import Difference
 from .facts import deaths, places, silences, whereabouts
 from .names import Names, direction, have, listed, some, they_wait
@@ -47,7 +48,15 @@ def verdict_of(cause: Cause, picture: Picture, others: Sequence[Cause]) -> Verdi
         if cause is others[0]
         else (),
         groups=_groups(wait.group for wait in picture.waits),
-        cycle=tuple(_edges(cause.cycle, names)),
+        cycle=tuple(
+            Waiting(
+                _ranks(waits),
+                names.edge(waits[0]),
+                names.label(waits[0].group),
+                awaited,
+            )
+            for waits, awaited in _steps(cause)
+        ),
         waits=_waiting(cause, picture, names),
         absent=_absent(cause, picture, names),
     )
@@ -99,11 +108,18 @@ def undecided(picture: Picture) -> Verdict:
     )
 
 
-def _edges(cycle: Sequence[Wait], names: Names) -> Iterable[WaitFor]:
-    for wait, following in zip(cycle, (*cycle[1:], *cycle[:1]), strict=True):
-        yield WaitFor(
-            wait.rank, following.rank, names.edge(wait), names.label(wait.group)
-        )
+def _steps(cause: Cause) -> Iterable[tuple[Sequence[Wait], tuple[int, ...]]]:
+    """Return who are in each op of a cycle, and those of the next that they await."""
+    cycle = cause.cycle
+    for waits, following in zip(cycle, (*cycle[1:], *cycle[:1]), strict=True):
+        first = waits[0]
+        others = set(first.group.ranks).difference(first.ahead)
+        found = following[:1] if first.is_p2p else following
+        yield waits, _ranks(one for one in found if one.rank in others)
+
+
+def _ranks(waits: Iterable[Wait]) -> tuple[int, ...]:
+    return tuple(sorted({one.rank for one in waits}))
 
 
 def _waiting(cause: Cause, picture: Picture, names: Names) -> tuple[Waiting, ...]:
@@ -280,17 +296,16 @@ def _first_waits(cause: Cause) -> list[Wait]:
 
 
 def _cycle(cause: Cause, picture: Picture, names: Names) -> str:
-    ring = [wait.rank for wait in cause.cycle]
-    alike = len({(wait.name, wait.op and wait.op.line) for wait in cause.cycle}) == 1
+    ring = cause.waits
+    alike = len({(wait.name, wait.op and wait.op.line) for wait in ring}) == 1
     told = []
     # Of a long ring that is alike all around, the beginning is enough.
-    for place, wait in enumerate(cause.cycle[: 2 if alike else MOST]):
-        awaited = ring[(place + 1) % len(ring)]
-        whom = "" if direction(wait.op) else f" for rank {awaited}"
-        told.append(f"rank {wait.rank} in {names.wait(wait)}{whom}")
+    for waits, awaited in islice(_steps(cause), 2 if alike else MOST):
+        whom = "" if direction(waits[0].op) else f" for {some(awaited)}"
+        told.append(f"{some(_ranks(waits))} in {names.wait(waits[0])}{whom}")
     if len(ring) > len(told):
         told.append("and so on")
-    kinds = {wait.name for wait in cause.cycle}
+    kinds = {wait.name for wait in ring}
     advice = "issue the ops in one order on all ranks"
     if kinds == {"recv"}:
         advice = "all receive first: one of them must send first"
@@ -300,7 +315,8 @@ def _cycle(cause: Cause, picture: Picture, names: Names) -> str:
         advice = "each send needs its receive in the same place of the order"
     if len(cause.culprits) == 1:
         advice = f"without {name_ranks(cause.culprits)} there is no cycle: {advice}"
-    return f"{name_ranks(ring)} wait for each other: {', '.join(told)}; {advice}"
+    who = some(_ranks(chain(*cause.cycle)))
+    return f"{who} wait for each other: {', '.join(told)}; {advice}"
 
 
 _TEXTS: dict[Fault, Callable[[Cause, Picture, Names], str]] = {
@@ -329,7 +345,9 @@ def _consequences(
         if not wait.is_p2p or cause.difference is not None
     }
     mentioned = {
-        id(wait) for cause in causes for wait in (*cause.cycle, *_first_waits(cause))
+        id(wait)
+        for cause in causes
+        for wait in chain(*cause.cycle, _first_waits(cause))
     }
     waits = [
         wait

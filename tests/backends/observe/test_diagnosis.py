@@ -526,6 +526,11 @@ def test_a_dead_rank_is_reported_at_once_and_explains_who_waits(
     ranks[1].extra["death"] = "rank 1 is dead: killed by SIGKILL"
     assert look(ranks)[0].fault is Fault.RANK_DEAD
     assert str(look(ranks)[0]) == "rank 1 is dead: killed by SIGKILL"
+    ranks[1].extra["last_seen"] = "after all_reduce #1 (cell 7 line 4)"
+    assert str(look(ranks)[0]) == (
+        "rank 1 is dead: killed by SIGKILL; "
+        "rank 1 was last seen after all_reduce #1 (cell 7 line 4)"
+    )
     for rank in (0, 2, 3):
         ranks[rank].issue(OpType.ALL_REDUCE, 5)
     verdict = only(ranks)

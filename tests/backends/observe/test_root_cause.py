@@ -25,7 +25,7 @@ from rankscope.backends.observe.root_cause.graph import (
     is_acyclic,
     shortest_cycle,
 )
-from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
+from rankscope.backends.observe.verdicts import Fault, Verdict, Waiting
 
 WORLD = Group("world", (0, 1, 2, 3))
 TP0, TP1 = Group("tp", (0, 1)), Group("tp", (2, 3))
@@ -473,8 +473,8 @@ def test_a_cycle_is_told_once_and_a_later_barrier_does_not_hide_it() -> None:
         found = only(look(ranks))
         assert (found.fault, found.culprits) == (Fault.DEADLOCK, (0, 1))
         assert found.cycle == (
-            WaitFor(0, 1, f"{op} #1", "world"),
-            WaitFor(1, 0, f"{op} #1", "world"),
+            Waiting((0,), f"{op} #1", "world", (1,)),
+            Waiting((1,), f"{op} #1", "world", (0,)),
         )
         assert "rank 0 in " in found.text
         assert "train.py:20" in found.text
@@ -512,6 +512,47 @@ def test_two_groups_that_two_ranks_enter_in_other_orders() -> None:
     assert {one.group for one in found.cycle} == {"a", "b"}
     assert "group 'a'" in found.text
     assert "group 'b'" in found.text
+
+
+def test_who_is_in_one_op_of_a_cycle_is_told_together() -> None:
+    """Half of the ranks enter two groups in the other order; rank 1 at its own line."""
+    one, two = Group("a", (0, 1, 2, 3)), Group("b", (0, 1, 2, 3))
+    for own_line in (False, True):
+        ranks = [Rank(rank, [one, two]) for rank in range(4)]
+        for rank in ranks:
+            line = 7 if own_line and rank.rank == 1 else 4
+            rank.issue(group=one if rank.rank < 2 else two, line=line)
+        found = only(look(ranks))
+        assert (found.fault, found.culprits) == (Fault.DEADLOCK, (0, 1, 2, 3))
+        if own_line:
+            assert found.cycle == (
+                Waiting((0,), "all_reduce #1", "a", (2, 3)),
+                Waiting((2, 3), "all_reduce #1", "b", (0,)),
+            )
+            continue
+        assert found.cycle == (
+            Waiting((0, 1), "all_reduce #1", "a", (2, 3)),
+            Waiting((2, 3), "all_reduce #1", "b", (0, 1)),
+        )
+        assert str(found) == (
+            "ranks 0–3 wait for each other: "
+            "ranks 0–1 in all_reduce #1 of group 'a' (train.py:4) for ranks 2–3, "
+            "ranks 2–3 in all_reduce #1 of group 'b' (train.py:4) for ranks 0–1; "
+            "issue the ops in one order on all ranks"
+        )
+
+
+def test_of_a_next_op_those_are_awaited_who_are_in_the_group() -> None:
+    """Each rank of a mesh is in the op of another dimension than its peers."""
+    ranks = four()
+    for one in ranks:
+        one.issue(group=(TP if one.rank in (0, 3) else DP)[one.rank])
+    found = only(look(ranks))
+    assert found.fault is Fault.DEADLOCK
+    for step in found.cycle:
+        assert step.awaited
+        group = TP if step.group.startswith("tp") else DP
+        assert {*step.awaited} <= {*group[step.ranks[0]].ranks} - {*step.ranks}
 
 
 def test_all_in_and_nothing_differs() -> None:

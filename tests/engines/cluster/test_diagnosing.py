@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,9 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
-from rankscope.engines.cluster.diagnosing import library_call
+from rankscope.engines.cluster.diagnosing import last_seen, library_call
 from tests.engines.cluster.faults import all_in_flight, until_at
+from tests.widgets import statuses
 
 pytestmark = pytest.mark.processes
 
@@ -282,3 +284,21 @@ def test_the_watch_speaks_when_an_op_stalls_and_when_it_is_over(
     until(
         lambda: "rankscope-stall-watch" not in [t.name for t in threading.enumerate()]
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "seen"),
+    [
+        ({}, "after all_reduce #2 (cell 7 line 4)"),
+        ({"line": "cell 8 line 2"}, "at cell 8 line 2"),
+        (
+            {"line": "cell 8 line 2", "oldest": statuses.op("barrier", 3)},
+            "in barrier #3",
+        ),
+    ],
+)
+def test_where_a_dead_rank_was_last_seen(found: dict[str, Any], seen: str) -> None:
+    done = statuses.op("all_reduce", 2, source="cell 7 line 4")
+    line, oldest = found.get("line", ""), found.get("oldest")
+    group = statuses.group("default", completed=done, oldest=oldest)
+    assert last_seen(statuses.rank(0, group, line=line)) == seen

@@ -15,7 +15,6 @@ from rankscope.backends.observe.verdicts import (
     Absence,
     Fault,
     Verdict,
-    WaitFor,
     Waiting,
 )
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
@@ -470,7 +469,10 @@ class TestBanner:
             rank(1, group("a", (0, 1)), two, state="busy", cell=7),
         )
         # Rank 0 is the only one that has another order.
-        waits = (WaitFor(0, 1, "all_reduce #14", "a"), WaitFor(1, 0, "…", "b"))
+        waits = (
+            Waiting((0,), "all_reduce #14", "a", (1,)),
+            Waiting((1,), "…", "b", (0,)),
+        )
         ring = Verdict(
             *(Fault.DEADLOCK, one.key, (0,), (1,), now.op, 14, "why"),
             groups=(one.key, two.key),
@@ -700,6 +702,18 @@ class TestBanner:
         row = found.groups[0].row(0)
         assert (row["op"], row["seq"]) == ("barrier", "#14")
         assert not row.keys() & {"size", "dtype", "shape"}
+
+    def test_an_op_that_no_status_before_its_abort_has_is_shown(self) -> None:
+        """As that of ranks whose peer dies at once: it began and failed in between."""
+        done = simulated.op(13)
+        found = model(rank(0, group(completed=done), state="busy"))
+        for now in (101.0, 102.0):
+            gone = group(
+                completed=done, started=op("barrier", 14), state="aborted", reason="why"
+            )
+            found.update(cluster(rank(0, gone)), now)
+            row = found.groups[0].row(0)
+            assert (row["op"], row["seq"]) == ("barrier", "#14")
 
     def test_who_fails_because_of_an_abort_does_not_compute(self) -> None:
         now = simulated.op(14, state="started", elapsed=6.0)
@@ -1046,7 +1060,10 @@ class TestPicture:
         assert "<code>rankscope abort</code>" in html
 
     def test_it_has_the_picture_of_a_deadlock(self) -> None:
-        cycle = (WaitFor(0, 1, "recv #1", "pp"), WaitFor(1, 0, "recv #1", "pp"))
+        cycle = (
+            Waiting((0,), "recv #1", "pp", (1,)),
+            Waiting((1,), "recv #1", "pp", (0,)),
+        )
         status, (verdict,) = simulated.hang(4, 2)
         found = model(*status.ranks)
         found.show_verdicts([replace(verdict, cycle=cycle)])

@@ -14,7 +14,7 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
-from rankscope.backends.observe.verdicts import Fault, Verdict, WaitFor
+from rankscope.backends.observe.verdicts import Fault, Verdict, Waiting
 from rankscope.engines import ClusterStatus, Profile
 from rankscope.engines.cluster.profiling import Sampled
 from rankscope.widgets import ProfileReport
@@ -80,7 +80,10 @@ class TestTable:
         )
 
     def test_a_deadlock_has_a_picture_that_can_be_closed(self, scene: Scene) -> None:
-        cycle = (WaitFor(0, 1, "recv #1", "<b>"), WaitFor(1, 0, "recv #1", "pp"))
+        cycle = (
+            Waiting((0,), "recv #1", "<b>", (1,)),
+            Waiting((1,), "recv #1", "pp", (0,)),
+        )
         status, (verdict,) = simulated.hang(4, 2)
         scene.take(status, [replace(verdict, fault=Fault.DEADLOCK, cycle=cycle)])
         board = scene.page.board()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.observe.verdicts import WaitFor
+from rankscope.backends.observe.verdicts import Waiting
 from rankscope.widgets.board.html import hang_html
 from tests.widgets import simulated, statuses
 from tests.widgets.clicks import click_yes
@@ -77,7 +77,7 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     """The sentence of the output gives way to it, and it goes with the output."""
     page = scene.page.page
     status, (verdict,) = simulated.hang(4, 2)
-    cycle = (WaitFor(0, 1, "recv #1", "pp"), WaitFor(1, 0, "recv #1", "pp"))
+    cycle = (Waiting((0,), "recv #1", "pp", (1,)), Waiting((1,), "recv #1", "pp", (0,)))
     scene.take(status, [replace(verdict, cycle=cycle)])
     saved = hang_html("Missing ranks: why", "the-board", "14:03:12", 7, "<svg></svg>")
     page.evaluate(

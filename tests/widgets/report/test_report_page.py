@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.backends.observe.evidence import Evidence, Group
-from rankscope.backends.observe.verdicts import Fault, WaitFor
+from rankscope.backends.observe.verdicts import Fault, Waiting
 from rankscope.backends.post_mortem.evidence_file import EvidenceFile
 from rankscope.backends.post_mortem.report import Report
 from rankscope.widgets.report.last_ops import last_ops
@@ -81,8 +81,8 @@ def test_the_verdict_is_first() -> None:
 def test_a_deadlock_has_a_picture() -> None:
     report = eight()
     cycle = (
-        WaitFor(0, 5, "all_reduce #13", EVIL),
-        WaitFor(5, 0, "barrier #2", "dp"),
+        Waiting((0,), "all_reduce #13", EVIL, (5,)),
+        Waiting((5,), "barrier #2", "dp", (0,)),
     )
     verdict = replace(report.verdicts[0], fault=Fault.DEADLOCK, cycle=cycle)
     page = report_page(replace(report, verdicts=(verdict,)), "dumps")

@@ -14,23 +14,23 @@ const EDGE = 6; // px between the red edge of a row and its ranks
 export const BAR = 44; // px of the bar beside the elapsed time
 const STAY = / for [\d.]+ \w+$/; // what stayText adds to a line
 const LEVELS = [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go first
-const SHAPES = 0; // the level at which of states the shapes alone are shown
 const BARE = 4; // the level from which on elapsed times and lines are shown without more
 const FIT = 1; // px for rounding
 const OP = 100; // px of an op at least, where its end is cut off
+const OP_BESIDE_SHAPES = 60; // px of it where of states the shapes alone are shown
 
 /**
  * Place columns in `room` px.
  *
  * `longest` has the longest text of each column, `filled` whether it has a text at all,
  * `single` is whether all ranks are on one host, and `measure(text)` the width of a text.
- * Return the level of what is left out, the whole width, and {left, width} for each
- * column, null for one that is not shown.
+ * Return the level of what is left out, whether of states the shapes alone are shown, the
+ * whole width, and {left, width} for each column, null for one that is not shown.
  */
 export function placeColumns(columns, longest, filled, { room, single, measure }) {
-  const widthOf = ({ key, title }, text, level) => {
+  const widthOf = ({ key, title }, text, level, shapes) => {
     const padding = level <= BARE ? CLOSE : PADDING;
-    if (key === "state" && level === SHAPES) return SHAPE + EDGE;
+    if (key === "state" && shapes) return SHAPE + EDGE;
     if (key === "elapsed" && level <= BARE) return Math.ceil(measure(title) + padding);
     const shown = key === "line" && level <= BARE ? text.replace(STAY, "") : text;
     // The bar is for what ops usually take, which stands behind the elapsed time.
@@ -38,32 +38,36 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
     const more = { rank: EDGE, state: SHAPE, elapsed: bar }[key] ?? 0;
     return Math.ceil(measure(shown) + padding + more);
   };
-  const at = (level) => {
+  const at = (level, shapes = false) => {
     let width = 0;
     const places = columns.map((column, place) => {
       if (!filled[place] || isHidden(column, level, single)) return null;
-      const found = { left: width, width: widthOf(column, longest[place], level) };
+      const found = { left: width, width: widthOf(column, longest[place], level, shapes) };
       width += found.width;
       return found;
     });
-    return { level, width, places };
+    return { level, shapes, width, places };
   };
   for (const level of LEVELS.slice(0, -1)) {
     const found = at(level);
     if (found.width <= room + FIT) return found;
   }
-  const last = cutOp(at(LEVELS.at(-2)), columns, room) ?? at(LEVELS.at(-1));
-  // A verdict says more than the state of its rank.
+  const [last, withoutOp] = LEVELS.slice(-2);
+  const found = cutOp(at(last), columns, room, OP);
+  // A verdict and an op say more than the state of their rank.
   const judged = filled[columns.findIndex(({ key }) => key === "verdict")];
-  return judged && last.width > room + FIT ? at(SHAPES) : last;
+  if (found || !judged) return found ?? at(withoutOp);
+  const short = cutOp(at(last, true), columns, room, OP_BESIDE_SHAPES);
+  return short ?? at(withoutOp, at(withoutOp).width > room + FIT);
 }
 
 /** Take what is over from the op, whose longest text may be one of long ago, or null. */
-function cutOp(found, columns, room) {
+function cutOp(found, columns, room, least) {
   const over = Math.ceil(found.width - room);
   const number = columns.findIndex(({ key }) => key === "op");
   const op = found.places[number];
-  if (!op || op.width - over < OP) return null;
+  if (!op || op.width - over < least) return null;
+  if (over <= 0) return found;
   op.width -= over;
   for (const place of found.places.slice(number + 1)) if (place) place.left -= over;
   return { ...found, width: found.width - over };
@@ -130,6 +134,7 @@ export class Widths {
       room: this.room, single, measure,
     });
     setAttribute(this.table, "data-drop", String(found.level));
+    this.table.classList.toggle("shapes", found.shapes);
     const rules = found.places.map((place, number) => {
       const name = `.c-${this.columns[number].key}`;
       if (place === null) return `${name}{display:none}`;

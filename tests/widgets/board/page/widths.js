@@ -43,10 +43,10 @@ test("the least important columns go first", () => {
 test("of states the shapes alone are shown where a verdict has no room else", () => {
   const tight = { longest: LONGEST.with(6, "waits for rank 2") };
   const whole = place(0, tight);
-  equal([whole.level, whole.shown], [0, ["rank", "state", "verdict"]]);
+  equal([whole.level, whole.shapes, whole.shown], [1, true, ["rank", "state", "verdict"]]);
   equal(place(whole.width, tight).places[6].width, "waits for rank 2".length * 10 + 12);
-  equal(place(whole.width + 100, tight).level, 1);
-  equal(place(0, { empty: ["verdict"] }).level, 1);
+  equal(place(whole.width + 100, tight).shapes, false);
+  equal(place(0, { empty: ["verdict"] }).shapes, false);
 });
 
 test("a bar takes room where there is one", () => {
@@ -84,5 +84,18 @@ test("an op is cut off before it goes", () => {
   const { places: cut, width: fitting } = placed(width - 60);
   equal(cut.map((one) => one.width), [places[0].width - 6, places[1].width - 48, places[2].width - 6]);
   equal([cut[2].left, fitting], [cut[1].left + cut[1].width, width - 60]);
-  equal(placed(200).places[1], null);
+  equal(placed(150).places[1], null);
+});
+
+test("the words of states go before an op goes where there is a verdict", () => {
+  const columns = ["rank", "state", "op", "verdict"].map((key) => ({ key, title: key, drop: key === "op" ? 1 : 0 }));
+  const longest = ["rank", "in flight", "all_reduce", "deadlock"];
+  const placed = (room, filled = [true, true, true, true]) =>
+    placeColumns(columns, longest, filled, { room, single: true, measure: (text) => text.length * 10 });
+  const rest = placed(1000).width - placed(1000).places[2].width;
+  const narrow = placed(rest);
+  equal([narrow.shapes, narrow.places[2].width >= 60], [true, true]);
+  equal(placed(rest + 100).shapes, false);
+  equal(placed(0).places[2], null);
+  equal(placed(rest - 100, [true, true, true, false]).shapes, false);
 });
