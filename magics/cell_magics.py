@@ -67,7 +67,7 @@ class CellMagics:
             raise
         if sampling is not None:
             with reported(command):
-                late = cluster.lateness(since=began)
+                late = cluster.lateness(since=began, ended=True)
                 findings = located(late.findings(), sampling.take())
                 print(wrapped(lateness_text(late.groups(), findings)))
         return found

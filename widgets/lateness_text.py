@@ -50,7 +50,9 @@ def _table(group: GroupLateness) -> Sequence[str]:
     rows = late_rows(group)
     left = len(group.ranks) - len(rows)
     rest = [f"… and {left} more ranks"] if left else []
-    title += f", {count} collectives"
+    title += f", {'the last ' if group.later else ''}{count} collectives"
+    if group.pauses:
+        title += f", without {group.pauses} in a pause"
     if group.by_events:
         title += ", by the GPUs' events"
     if group.clock_error:

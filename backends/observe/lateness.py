@@ -86,6 +86,10 @@ class GroupLateness:
     by_events: bool = False
     #: What took most of the time once all ranks were in.
     speeds: tuple[Speed, ...] = ()
+    #: Ops that do not count: there was a pause, as where the first one connects.
+    pauses: int = 0
+    #: Whether there were ops before those that count.
+    later: bool = False
 
 
 @dataclass
@@ -259,7 +263,8 @@ class Lateness:
             # On a loaded machine the order in which ranks leave one op and enter the
             # next, right after it, is the algorithm's: no link need be slow.
             found = [one for one in found if one.pattern is not Pattern.LEAVES_LATE]
-        kept = _without_pauses(_of_one_time([*moments.values()]))
+        latest = _of_one_time([*moments.values()])
+        kept = _without_pauses(latest)
         ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
         return GroupLateness(
             group.key,
@@ -268,6 +273,8 @@ class Lateness:
             clock_error=clocks.error / 1e9,
             by_events=not by_clocks,
             speeds=group.speeds.told(len(ranks)),
+            pauses=len(latest) - len(kept),
+            later=len(latest) < sum(map(len, moments.values())),
         )
 
 

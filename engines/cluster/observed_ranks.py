@@ -433,7 +433,7 @@ class ObservedRanks:
         findings = lateness.watched(self, found)
         return "\n".join([said, *late_lines(findings)])
 
-    def lateness(self, since: float | None = None) -> Lateness:
+    def lateness(self, since: float | None = None, *, ended: bool = False) -> Lateness:
         """Return which ranks keep the others waiting in collectives that complete.
 
         Works while cells block. The last ops count, at most 200 of each rank.
@@ -442,6 +442,9 @@ class ObservedRanks:
         ----------
         since : float, optional
             The ``time.time()`` from which on the ranks enter ops that count.
+        ended : bool, default False
+            Whether what they ran is over: then all of its ops count, also of lines
+            that they have left, and not the last ones of each line by themselves.
 
         Returns
         -------
@@ -450,7 +453,7 @@ class ObservedRanks:
             often each rank was late, and how long it waited.
         """
         self._check_open()
-        found = Lateness()
+        found = Lateness(ended=ended)
         lateness.take(
             self, found, since_ns=int((since or 0.0) * 1e9), timeout=lateness.ANSWER
         )

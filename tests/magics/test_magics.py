@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -596,7 +597,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(notebook: Notebook) -> No
             "    dist.all_reduce(x)",
         )
         assert seen.error is None, seen
-        counted = "group 'default' (ranks 0–3), 41 collectives:"
+        counted = "group 'default' (ranks 0–3), 41 collectives"
         line = f"cell {number} line 4"
         found = f"ate rank: rank 2 is last to enter all_reduce at {line}, "
         meanwhile = f"; meanwhile it is at cell {number} line 3: time.sleep(0."
@@ -609,6 +610,24 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(notebook: Notebook) -> No
     assert found in shown.data["text/plain"]
     assert found in shown.data["text/html"]
     assert found in notebook("%dist_diagnose").out
+
+
+def test_late_tells_of_lines_that_the_cell_has_left(notebook: Notebook) -> None:
+    seen = notebook(
+        "%%distributed --late",
+        "import time",
+        "x = np.ones(8)",
+        "for _ in range(30):",
+        "    dist.all_reduce(x)",
+        # Of what runs, a line whose next op is overdue for so long is no more told.
+        "time.sleep(1.5)",
+        "dist.barrier()",
+    )
+    assert seen.error is None, seen
+    found = re.search(r"(\d+) collectives(, without (\d+) in a pause)?:", seen.out)
+    assert found is not None, seen.out
+    assert int(found[1]) + int(found[3] or 0) == 31
+    assert "once all are in, all_reduce of 64 B takes" in seen.out
 
 
 def test_the_status_is_a_table(notebook: Notebook, cluster: Cluster) -> None:
