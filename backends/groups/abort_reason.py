@@ -9,12 +9,14 @@ op is therefore final only after `VERDICT_WAIT`: until then its Work is in fligh
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import ConnectionLostError, DistAbortedError
+from ..stores.base import UNKNOWN_END
 from ..work.flight_recorder import Batch
 from ..work.op_type import OpType
 from ..work.work import Work
@@ -24,13 +26,18 @@ __all__ = [
     "ANEW_HINT",
     "REBUILD_HINT",
     "SHRINK_HINT",
+    "STORE",
     "VERDICT_WAIT",
     "AbortReason",
     "ConnectionLoss",
     "Departure",
     "Departures",
     "FoundCause",
+    "describe_death",
 ]
+
+#: Who says that a rank is dead, where the store does.
+STORE = "the store"
 
 #: Seconds that a lost connection waits for its cause: the report of a death, or an
 #: abort. A store reports a death after half a second, a launcher earlier.
@@ -156,8 +163,8 @@ class Departure:
     """How global rank `rank` left.
 
     `collectives` is the sequence number of the last collective that it took part in, in
-    the generation numbered `generation`, `remedy` what the others can do, and `at` when
-    this rank learned of it (``time.monotonic()``).
+    the generation numbered `generation`, `remedy` what the others can do, `by` who says
+    so (default: the rank), and `at` when this rank learned of it (``time.monotonic()``).
     """
 
     rank: int
@@ -165,12 +172,12 @@ class Departure:
     collectives: int
     remedy: str = SHRINK_HINT
     generation: int = 0
+    by: str = ""
     at: float = field(default_factory=time.monotonic)
 
     def to_json(self) -> str:
         """Return the departure as the other ranks read it from the store."""
-        told = self.rank, self.text, self.collectives, self.remedy, self.generation
-        return json.dumps(told)
+        return json.dumps([getattr(self, name) for name in _TOLD])
 
     @classmethod
     def from_json(cls, text: bytes) -> Departure:
@@ -180,9 +187,18 @@ class Departure:
     @property
     def reason(self) -> AbortReason:
         """The reason of an abort that follows from it."""
-        return AbortReason(
-            self.text, f"rank {self.rank}", culprits=(self.rank,), remedy=self.remedy
-        )
+        by = self.by or f"rank {self.rank}"
+        return AbortReason(self.text, by, culprits=(self.rank,), remedy=self.remedy)
+
+
+#: The fields of a departure that the other ranks are told.
+_TOLD = ("rank", "text", "collectives", "remedy", "generation", "by")
+
+
+def describe_death(rank: int) -> str:
+    """Return what the others are told once this process, of global `rank`, is gone."""
+    where = f"process {os.getpid()} on {os.uname().nodename}"
+    return f"rank {rank} ({where}) is gone: {UNKNOWN_END}"
 
 
 class Departures:

@@ -140,7 +140,7 @@ class Generation:
             self._abort,
             self._build_for_peer,
             inquiry.answer,
-            self._peer_left,
+            self.note_departure,
         )
         self._peers.start()
         watchdog.register(self)
@@ -423,7 +423,8 @@ class Generation:
         """Set the reason that ends the group elsewhere when this process is gone."""
         self._peers.publish_death_notice(text)
 
-    def _peer_left(self, departure: Departure) -> None:
+    def note_departure(self, departure: Departure) -> None:
+        """Take in that a rank left, in this generation, an earlier or a later one."""
         if departure.generation > self.number:
             return  # it took part in this one
         if departure.generation < self.number:

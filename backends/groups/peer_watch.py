@@ -11,22 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
 
 from ..errors import DistError, DistNetworkError, DistNetworkTimeoutError
-from ..stores.base import RANK_0, UNKNOWN_END, Store
+from ..stores.base import RANK_0, Store
 from ..thread_start import start_thread
-from .abort_reason import AbortReason, Departure
+from .abort_reason import STORE, AbortReason, Departure, describe_death
 from .spec import GroupSpec
 
 __all__ = ["PeerWatch"]
 
 _log = logging.getLogger(__name__)
-
-_STORE = "the store"
 
 #: Seconds that a rank that leaves waits for the store to take note of it.
 DEPARTURE_WAIT = 0.5
@@ -74,10 +71,7 @@ class PeerWatch:
         # If the store reports deaths at all.
         if 0 in spec.ranks or store.server != RANK_0:
             self._keep(store.watch_loss(self._store_lost))
-        where = f"process {os.getpid()} on {os.uname().nodename}"
-        self.publish_death_notice(
-            f"rank {spec.global_rank} ({where}) is gone: {UNKNOWN_END}"
-        )
+        self.publish_death_notice(describe_death(spec.global_rank))
         for device in spec.config.device_backend_map:
             build = partial(self._peer_builds, device)
             self._keep(store.watch(f"build/{device}", build))
@@ -155,7 +149,7 @@ class PeerWatch:
         """Set the reason that ends the group elsewhere when this process is gone."""
         # Without a time: the death is later.
         culprits = [self._spec.global_rank]
-        notice = json.dumps({"text": text, "by": _STORE, "culprits": culprits})
+        notice = json.dumps({"text": text, "by": STORE, "culprits": culprits})
         self._group_store.last_will("death", notice)
 
     def publish_build(self, device: str) -> None:
@@ -240,7 +234,7 @@ class PeerWatch:
 
     def _store_lost(self, message: str) -> None:
         culprits = (0,) if self._store.server == RANK_0 else ()
-        self._on_abort(AbortReason(message, _STORE, culprits=culprits))
+        self._on_abort(AbortReason(message, STORE, culprits=culprits))
 
     def _peer_builds(self, device: str, value: bytes) -> None:
         # Not on the store's thread: building talks to the store.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 
 from ..interface.base import Backend
 from ..interface.op import Op
@@ -18,7 +19,7 @@ from ..work.flight_recorder import GroupCounters, Record, recorder
 from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
 from ..work.work import Work
-from .abort_reason import ANEW_HINT, AbortReason
+from .abort_reason import ANEW_HINT, AbortReason, Departure
 from .config import BackendConfig
 from .generation import Generation
 from .group_ops import GroupOps
@@ -83,12 +84,14 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         timeout: float,
         generation: int = 0,
         origin: Origin | None = None,
+        ended: Mapping[int, Departure] = MappingProxyType({}),
     ) -> None:
         """Make this rank's part of a group, of so many seconds of `timeout` for an op.
 
         `World` calls it. `store` is shared by all ranks; the keys get a prefix of their
         own. `origin` is the group that this one is made from, if every rank knows it:
-        its backends may be split from those.
+        its backends may be split from those. `ended` are the ranks of the job that
+        ended, which may have done so before they made the group.
         """
         self._spec = GroupSpec(name, ranks, global_rank, config, timeout)
         self._root_store = store
@@ -96,6 +99,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         self._rebuild_lock = threading.Lock()
         # The ranks of a later generation may be other processes: it has no origin.
         self._current = Generation(self._spec, generation, store, origin=origin)
+        self._ended = ended
+        self.note_ended()
         # The batch that each thread inside a coalescing block is filling.
         self._captures: dict[int, list[PendingOp]] = {}
         self._destroyed = False
@@ -359,7 +364,14 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
             self._current = Generation(
                 self._spec, number, self._root_store, since=since, timing=old.timing
             )
+        self.note_ended()
         return True
+
+    def note_ended(self) -> None:
+        """Take in which ranks of the job have ended."""
+        for departure in list(self._ended.values()):
+            if departure.rank in self.ranks:
+                self._current.note_departure(departure)
 
     def suspend(self) -> None:
         """Free the device memory that the group's communicators hold while it is idle.

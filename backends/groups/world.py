@@ -25,8 +25,9 @@ from ..stores.base import RANK_0, UNKNOWN_END, Store
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder, user_frame
 from . import arrival
-from .abort_reason import FoundCause
+from .abort_reason import Departure, FoundCause
 from .config import BackendConfig
+from .ended_ranks import EndedRanks
 from .key import GroupKey
 from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
@@ -84,6 +85,9 @@ class World:
         # The ranks that were dead when the running cell was sent, and since when this
         # one knows it (``time.monotonic()``).
         self._dead: dict[int, float] = {}
+        # The ranks that died or left all groups, and how this one learns of it.
+        self._ended: dict[int, Departure] = {}
+        self._ends: EndedRanks | None = None
         #: The line whose `sys.exit` ends the process, where a launcher of ours saw it.
         self.exit_line = ""
         self._script = script_frame()
@@ -118,6 +122,7 @@ class World:
             self.round = 0 if later is None else later.number
             if owns_store:
                 arrival.announce_death(store, rank)
+                self._watch_ends(store)
                 atexit.register(self._leave)
             for registration in registrations_at_init():
                 registration.on_init()
@@ -136,12 +141,35 @@ class World:
         assert self.rank is not None
         assert self.store is not None
         made = ProcessGroup(
-            name, ranks, self.rank, config, self.store, timeout, generation, origin
+            name,
+            ranks,
+            self.rank,
+            config,
+            self.store,
+            timeout,
+            generation,
+            origin,
+            self._ended,
         )
         self._groups[made.key] = made
+        # One may have ended before the group was among those that learn of it.
+        made.note_ended()
         self.no_groups = None
         recorder.changed()
         return made
+
+    def _watch_ends(self, store: Store) -> None:
+        """Learn from now on which ranks end, of the processes that meet in `store`."""
+        assert self.rank is not None
+        if self._ends is not None:
+            self._ends.close()
+        self._ended.clear()
+        self._ends = EndedRanks(store, self.rank, self._rank_ended)
+
+    def _rank_ended(self, departure: Departure) -> None:
+        self._ended[departure.rank] = departure
+        for group in self.groups():
+            group.note_ended()
 
     def new_group(
         self,
@@ -391,6 +419,7 @@ class World:
         """
         with self._lock:
             self.store, self.round = store, store.number
+            self._watch_ends(store)
             for one in self.groups():
                 one.rebuild(store.number, store)
 
@@ -487,6 +516,9 @@ class World:
             _leave_groups(chosen, how)
             for one in reversed(chosen):
                 one.shutdown()
+            if self._ends is not None:
+                with contextlib.suppress(DistError):
+                    self._ends.leave(how)
         except BaseException as error:
             for one in chosen:
                 one.abort(f"destroy_process_group() was ended by {error!r}")
@@ -506,6 +538,8 @@ class World:
         store, self.store = self.store, None
         if store is not None and self._owns_store:
             atexit.unregister(self._leave)
+            self._ends = None
+            self._ended.clear()
             self._say_goodbye(store)
             store.close()
         self.rank = self.size = None
@@ -536,11 +570,13 @@ class World:
             self._leave_at_end(store)
             return
         notice = f"rank {self.rank} ended with {type(error).__name__}: {error}"
-        for group in self.groups():
-            try:
+        try:
+            for group in self.groups():
                 group.current.publish_death_notice(notice)
-            except DistError as failed:
-                _log.debug("%s: %s", group, failed)
+            if self._ends is not None:
+                self._ends.will_die(notice)
+        except DistError as failed:
+            _log.debug("rank %s: no notice: %s", self.rank, failed)
 
     def line_at_end(self) -> str:
         """Return the line that ended the script; empty: its last one, or unknown."""
@@ -559,6 +595,9 @@ class World:
                     # The store ends with this process, and reports nothing after it.
                     how = f": its process, which serves the store, ends{at}"
                 group.current.leave(how, ends=True, by_will=not serves)
+            if self._ends is not None:
+                tell = self._ends.leave if serves else self._ends.will_leave
+                tell(how)
         except DistError as failed:
             _log.debug("no departure: %s", failed)
         if serves:
@@ -585,7 +624,8 @@ class World:
         self._lock = threading.RLock()
         self._groups, self._uses, self.current = {}, {}, None
         self.wrapped = set()
-        self.store = self.rank = self.size = None
+        self.store = self.rank = self.size = self._ends = None
+        self._ended = {}
         self._owns_store = False
 
     def announce_end(self) -> None:

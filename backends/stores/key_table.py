@@ -93,7 +93,10 @@ class KeyTable:
                 answer = [b"%d" % len(values)]
             case b"will", _:
                 left = dict(zip(args[::2], args[1::2], strict=True))
-                self.wills.setdefault(ticket[0], {}).update(left)
+                wills = self.wills.setdefault(ticket[0], {})
+                for key, value in left.items():
+                    wills.pop(key, None)
+                    wills[key] = value
             case b"unwill", []:
                 self.wills.pop(ticket[0], None)
             case b"drop", [number]:
@@ -105,7 +108,9 @@ class KeyTable:
 
     def execute(self, client: bytes, end: str | None = None) -> None:
         """Set the last wills of `client`, which has died; `end` says how, if known."""
-        for key, value in self.wills.pop(client, {}).items():
+        wills = self.wills.pop(client, {}).items()
+        # The places in rows last, and in the order in which they were registered.
+        for key, value in sorted(wills, key=lambda one: one[0].endswith(NEXT_NUMBER)):
             if not value:
                 continue
             if key.endswith(NEXT_NUMBER):

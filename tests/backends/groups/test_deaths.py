@@ -260,6 +260,64 @@ def test_a_rank_that_leaves_as_another_aborts(early: str, late: str, how: str) -
     assert re.fullmatch(rf"rank 2 left group 'default'{how} \(2,\)\n\[2\.\]\n", zero[1])
 
 
+SHRINKS = """
+import os, sys
+import numpy as np
+import rankscope as dist
+
+dist.init_process_group(timeout=60)
+try:
+    dist.barrier()
+    if dist.get_rank() == 3:
+        os.kill(os.getpid(), 9)
+    dist.all_reduce(np.ones(3))
+except dist.DistAbortedError as error:
+    excluded = error.culprits
+    if dist.get_rank() == 2:
+        {ends}
+left = dist.shrink_group(excluded)
+try:
+    dist.all_reduce(np.ones(3), group=left)
+except dist.DistAbortedError as error:
+    print(error.reason, error.culprits)
+left.rebuild()
+try:
+    dist.all_reduce(np.ones(3), group=left)
+except dist.DistAbortedError as error:
+    print(error.culprits)
+x = np.ones(1)
+dist.all_reduce(x, group=dist.shrink_group([2], left))
+print(x)
+dist.destroy_process_group()
+"""
+
+
+def shrinks(me: Rank, ends: str) -> tuple[int, str]:
+    return script(me, SHRINKS.format(ends=ends), meet="ended")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", r"\(.*\) is gone: killed by SIGKILL"),
+        ("raise ValueError('boom')", "ended with ValueError: boom"),
+        ("sys.exit()", r"left: its process ended at \S+:\d+ \(exit code 0\)"),
+        (
+            "dist.destroy_process_group(), sys.exit()",
+            r"left by destroy_process_group\(\) at \S+:\d+",
+        ),
+    ],
+)
+def test_a_rank_that_ends_before_it_makes_a_shrunk_group(ends: str, how: str) -> None:
+    zero, one, *_ = run_ranks(4, shrinks, ends)
+    assert zero == one
+    assert re.fullmatch(
+        rf"rank 2 {how} \(2,\)\n\(2,\)\n\[2\.\]\n",
+        zero[1],
+    )
+
+
 @pytest.mark.processes
 def test_a_rank_that_just_ends_is_no_failure() -> None:
     zero, one, two = run_ranks(3, script, LEAVES)
