@@ -163,8 +163,10 @@ class Departure:
     """How global rank `rank` left.
 
     `collectives` is the sequence number of the last collective that it took part in, in
-    the generation numbered `generation`, `remedy` what the others can do, `by` who says
-    so (default: the rank), and `at` when this rank learned of it (``time.monotonic()``).
+    the generation numbered `generation`, `remedy` what the others can do, and `at` when
+    this rank learned of it (``time.monotonic()``). `by_abort`: that generation ends by
+    an abort, and its later ones because of this. `by` is who says so; the default is
+    the rank.
     """
 
     rank: int
@@ -172,6 +174,7 @@ class Departure:
     collectives: int
     remedy: str = SHRINK_HINT
     generation: int = 0
+    by_abort: bool = False
     by: str = ""
     at: float = field(default_factory=time.monotonic)
 
@@ -192,7 +195,7 @@ class Departure:
 
 
 #: The fields of a departure that the other ranks are told.
-_TOLD = ("rank", "text", "collectives", "remedy", "generation", "by")
+_TOLD = ("rank", "text", "collectives", "remedy", "generation", "by_abort", "by")
 
 
 def describe_death(rank: int) -> str:

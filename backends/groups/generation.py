@@ -91,7 +91,7 @@ class Generation:
         timing: bool = True,
         origin: Origin | None = None,
     ) -> None:
-        """Begin generation `number`; all ranks began generation `since` together."""
+        """Begin generation `number`; who left before generation `since` is back."""
         self.spec = spec
         self.number = number
         self.since = since
@@ -102,8 +102,7 @@ class Generation:
         self.status = GroupCounters(
             spec.name, spec.global_rank, number, spec.ranks, spec.key.id
         )
-        # Of the generations whose ranks are the same processes.
-        group_store = PrefixStore(f"{spec.key.id}/{since}", root_store)
+        group_store = PrefixStore(spec.key.id, root_store)
         self.store: Store = PrefixStore(str(number), group_store)
         #: Device type → backend, of those built so far.
         self.backends: dict[str, Backend] = {}
@@ -425,10 +424,13 @@ class Generation:
 
     def note_departure(self, departure: Departure) -> None:
         """Take in that a rank left, in this generation, an earlier or a later one."""
-        if departure.generation > self.number:
-            return  # it took part in this one
-        if departure.generation < self.number:
+        left = departure.generation
+        if not self.since <= left <= self.number:
+            return
+        if left < self.number:
             departure = replace(departure, collectives=0)
+        elif departure.by_abort:
+            return
         self.departures.add(departure)
         recorder.changed()
         # Its thread ends what waits for the rank.
@@ -471,7 +473,7 @@ class Generation:
         if self.aborted is not None or (self.busy and not ends):
             # An abort, that of `shutdown` or an earlier one, ends this generation.
             departure = Departure(
-                spec.global_rank, text, 0, remedy, generation=self.number + 1
+                spec.global_rank, text, 0, remedy, self.number, by_abort=True
             )
         else:
             departure = self._departure(text, remedy)

@@ -32,9 +32,9 @@ DEPARTURE_WAIT = 0.5
 class PeerWatch:
     """The store keys of one generation that concern its life, and their watches.
 
-    `store` is that of the generation. A death concerns all later ones, too, and so does
-    a departure for good: their notices are in `group_store`, which they share until all
-    ranks begin a generation together, some of them in other processes.
+    `store` is that of the generation. A death, or a departure for good, concerns all
+    later ones, too: their notices are in `group_store`, which they share. Processes
+    that replace dead ones meet in another store, or in one that reports no deaths.
 
     ``on_abort(reason)``, ``on_build(device)``, ``on_inquiry(number)`` and
     ``on_departure(departure)`` are called on threads of the store and must not use the
@@ -201,17 +201,13 @@ class PeerWatch:
         self,
         store: Store,
         name: str,
-        hear: Callable[[int, bytes], bool],
+        hear: Callable[[int, bytes], None],
         number: int = 1,
     ) -> None:
-        """Call ``hear(number, value)`` when the `number`-th key of `name` is set.
-
-        It returns whether to watch for the next one.
-        """
+        """Call ``hear(number, value)`` as keys of `name` from `number` on are set."""
 
         def heard(value: bytes) -> None:
-            if not hear(number, value):
-                return
+            hear(number, value)
             try:
                 self._watch_row(store, name, hear, number + 1)
             except DistError as error:
@@ -219,15 +215,13 @@ class PeerWatch:
 
         self._keep(store.watch(f"{name}/{number}", heard))
 
-    def _peer_asks(self, number: int, _asker: bytes) -> bool:
+    def _peer_asks(self, number: int, _asker: bytes) -> None:
         self._on_inquiry(number)
-        return True
 
-    def _peer_left(self, number: int, value: bytes) -> bool:
+    def _peer_left(self, _number: int, value: bytes) -> None:
         departure = Departure.from_json(value)
         if departure.rank != self._spec.global_rank:
             self._on_departure(departure)
-        return number + 1 < self._spec.size
 
     def _peer_aborted(self, value: bytes) -> None:
         self._on_abort(AbortReason.from_json(value))

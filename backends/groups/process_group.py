@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
 
@@ -319,7 +320,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         ----------
         generation : int, optional
             The number of the new generation; the default is the next one. Given, it
-            begins on all ranks: also on those that had destroyed the group.
+            begins on all ranks: those that had left are back.
         store : Store, optional
             Replaces the group's store.
 
@@ -371,7 +372,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         """Take in which ranks of the job have ended."""
         for departure in list(self._ended.values()):
             if departure.rank in self.ranks:
-                self._current.note_departure(departure)
+                current = self._current
+                current.note_departure(replace(departure, generation=current.number))
 
     def suspend(self) -> None:
         """Free the device memory that the group's communicators hold while it is idle.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import abort_reason
 from rankscope.backends.groups.abort_reason import Departure
 from rankscope.backends.groups.world import LINGER, world
+from rankscope.backends.stores.prefix import PrefixStore
 from tests.backends import gpu_ranks
 from tests.backends.manual import Manual
 from tests.backends.scripts import script
@@ -153,6 +155,25 @@ def test_a_rebuilt_group_knows_of_no_departure(group: dist.ProcessGroup) -> None
     group.rebuild()
     all_reduce()
     assert group.status.collective_seq == 1
+
+
+def test_a_rank_that_left_for_good_is_back_where_all_begin_anew(
+    group: dist.ProcessGroup,
+) -> None:
+    group.abort("to try it")
+    departure = Departure(2, "rank 2 left at line 7", 0, by_abort=True)
+    assert world.store is not None
+    row = PrefixStore(group.key.id, world.store)
+    row.set("left/1", departure.to_json())
+    group.rebuild()
+    until(lambda: 2 in group.current.departures.by_rank, what="the departure")
+    with pytest.raises(dist.DistAbortedError, match="line 7"):
+        all_reduce()
+    heard = threading.Event()
+    group.rebuild(2)
+    row.watch("left/1", lambda _: heard.set())
+    assert heard.wait(10)
+    all_reduce()
 
 
 def test_a_group_that_was_destroyed_is_not_to_be_rebuilt(
