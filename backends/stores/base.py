@@ -142,7 +142,15 @@ class Store:
 
     def _name(self, key: str) -> bytes:
         """Return what requests call `key`."""
+        if not isinstance(key, str):
+            raise TypeError(f"a key of a store is a str, not {type(key).__name__}")
         return key.encode()
+
+    def _names(self, keys: Sequence[str]) -> list[bytes]:
+        # A str is a sequence of str, too, and its letters are not what is meant.
+        if isinstance(keys, str):
+            raise TypeError(f"keys is {keys!r}, a str; expected a list of keys")
+        return list(map(self._name, keys))
 
     # -- the methods -----------------------------------------------------------
 
@@ -208,10 +216,10 @@ class Store:
         >>> store.multi_get(["b", "a"])
         [b'2', b'1']
         """
-        limit = self._limit(timeout)
-        if not keys:
+        limit, names = self._limit(timeout), self._names(keys)
+        if not names:
             return []
-        met, values = self._await(b"get", [self._name(key) for key in keys], limit)
+        met, values = self._await(b"get", names, limit)
         if not met:
             raise _missing_keys_error([key.decode() for key in values], limit)
         return list(values)
@@ -236,7 +244,7 @@ class Store:
                 f"multi_set: {len(keys)} keys and {len(values)} values; expected as "
                 "many"
             )
-        pairs = zip(map(self._name, keys), map(to_bytes, values), strict=True)
+        pairs = zip(self._names(keys), map(to_bytes, values), strict=True)
         self._call(b"sets", *itertools.chain.from_iterable(pairs))
 
     def add(self, key: str, amount: int) -> int:
@@ -313,7 +321,7 @@ class Store:
         >>> dist.HashStore().check(["address"])
         False
         """
-        return self._call(b"check", *map(self._name, keys))[0] == b"1"
+        return self._call(b"check", *self._names(keys))[0] == b"1"
 
     def delete_key(self, key: str) -> bool:
         """Remove `key`; return whether it was set.

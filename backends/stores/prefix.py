@@ -55,7 +55,7 @@ class PrefixStore(Store):
         self._closed = False
 
     def _name(self, key: str) -> bytes:
-        return self.underlying_store._name(f"{self.prefix}/{key}")
+        return self.underlying_store._name(f"{self.prefix}/") + super()._name(key)
 
     def _call(self, op: bytes, *args: bytes) -> Sequence[bytes]:
         return self._open()._call(op, *args)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -61,6 +62,18 @@ def test_set_get(site: Site, store: Store) -> None:
 def test_value_of_a_wrong_type(store: Store) -> None:
     with pytest.raises(TypeError, match="bytes or str, not int"):
         store.set("a", 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.processes
+def test_keys_of_a_wrong_type(store: Store) -> None:
+    given: Any
+    for given in (3, b"a", None):
+        with pytest.raises(TypeError, match="a key of a store is a str, not "):
+            store.get(given)
+    for call in (store.wait, store.check, store.multi_get):
+        with pytest.raises(TypeError, match="keys is 'ab', a str; expected a list"):
+            call("ab")
+    store.wait([])
 
 
 @pytest.mark.processes
