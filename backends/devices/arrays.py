@@ -62,7 +62,7 @@ def is_device_type(name: str) -> bool:
 def device_type(array: Any, argument: str, where: object) -> str:
     """Return the device type of `array`, which selects the backend of an op.
 
-    Raises `TypeError` for a value that does not export DLPack.
+    Raises `TypeError` for a value that does not export DLPack, or cannot.
     """
     if type(array) is np.ndarray:
         return "cpu"
@@ -74,7 +74,14 @@ def device_type(array: Any, argument: str, where: object) -> str:
             f"{where}: {argument} is a {type(array).__name__}; expected an array "
             f"that exports DLPack (numpy.ndarray, cupy.ndarray, a torch tensor){wrap}"
         )
-    code = int(array.__dlpack_device__()[0])
+    try:
+        code = int(array.__dlpack_device__()[0])
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        # A tensor of torch on "meta", which has no memory, or in a layout of MKL-DNN.
+        raise TypeError(
+            f"{where}: {argument} ({type(array).__name__}) cannot be shared through "
+            f"DLPack: {error}"
+        ) from error
     return _DLPACK_DEVICES.get(code, f"dlpack{code}")
 
 

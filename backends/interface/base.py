@@ -135,6 +135,8 @@ class Backend:
     #: Whether a rank that closes it fails what others have in flight with third ranks:
     #: a rank that leaves the group then waits for the others to leave.
     lingers = False
+    #: Set by the group, for messages: ``group 'default' on rank 2``.
+    place: str = "no group"
     #: Whether it has `split_from`.
     supports_split = False
 
@@ -147,8 +149,6 @@ class Backend:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        #: Set by the group, for messages: ``group 'default' on rank 2``.
-        self.place = f"rank {rank}"
         #: Set by the group: the global rank of each rank in the group.
         self.global_ranks: Sequence[int] = range(size)
         #: Set by the group: call it with a reason when the library, a peer or
@@ -339,7 +339,8 @@ class Backend:
         if "SUM" in had:  # AVG is made of it
             had.add("AVG")
         raise ValueError(
-            f"{op.value}: backend {self.name!r} has no ReduceOp.{reduce_op.name}; it "
+            f"{op.value} in {self.place}: "
+            f"backend {self.name!r} has no ReduceOp.{reduce_op.name}; it "
             f"has {', '.join(sorted(had))}{_ELSEWHERE.get(reduce_op.name, '')}"
         )
 

@@ -72,7 +72,8 @@ class Op:
         if reduce_op is ReduceOp.AVG and ReduceOp.AVG not in backend.reduce_ops:
             if dtype.kind == "b":
                 raise TypeError(
-                    f"{self.kind.value}: ReduceOp.AVG is not defined for arrays of "
+                    f"{self.kind.value} in {backend.place}: "
+                    "ReduceOp.AVG is not defined for arrays of "
                     "bool; use MAX (or), MIN (and), or convert them: "
                     "x.astype(np.float32)"
                 )
@@ -80,7 +81,7 @@ class Op:
             self.after = self._divide
         elif isinstance(reduce_op, PremulSum) and not self.is_fusible:
             self.args, dtype, self.after = _multiplied(
-                self.kind, self.args, dtype, reduce_op.factor
+                self.kind, self.args, dtype, reduce_op.factor, backend.place
             )
             reduce_op = ReduceOp.SUM
         if self.kind.is_p2p:
@@ -88,7 +89,8 @@ class Op:
         self.reduction = reduction = backend.check(self.kind, dtype, reduce_op)
         if reduction is None and reduce_op is not None:
             raise TypeError(
-                f"{self.kind.value}: check() of backend {backend.name!r} returned None "
+                f"{self.kind.value} in {backend.place}: "
+                f"check() of backend {backend.name!r} returned None "
                 f"for ReduceOp.{reduce_op.name}; it has to return reduce_op, or what "
                 f"the method {self.kind.value} is to get instead"
             )
@@ -160,7 +162,7 @@ def _divide(output: Array, size: int) -> None:
 
 
 def _multiplied(
-    kind: OpType, args: tuple[Any, ...], dtype: Any, factor: float
+    kind: OpType, args: tuple[Any, ...], dtype: Any, factor: float, place: str
 ) -> tuple[tuple[Any, ...], Any, Callable[[], None]]:
     """Return what is summed in the place of `args`, its dtype, and what follows.
 
@@ -172,7 +174,8 @@ def _multiplied(
     # Kind "V" is that of bfloat16.
     if dtype.kind not in "fV":
         raise TypeError(
-            f"{kind.value}: PREMUL_SUM is not defined for arrays of {dtype.name}; it "
+            f"{kind.value} in {place}: "
+            f"PREMUL_SUM is not defined for arrays of {dtype.name}; it "
             "is for floating-point dtypes"
         )
     wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -72,7 +72,8 @@ def ufunc_of(
         return ufunc
     Backend.check(backend, op, dtype, reduce_op)
     raise TypeError(
-        f"{op.value}: ReduceOp.{reduce_op.name} is not defined for arrays of "
+        f"{op.value} in {backend.place}: "
+        f"ReduceOp.{reduce_op.name} is not defined for arrays of "
         f"{dtype.name}; convert them (astype) or choose another reduction"
     )
 

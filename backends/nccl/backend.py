@@ -272,12 +272,13 @@ class NCCLBackend(Backend):
             ReduceOp.PREMUL_SUM
         ):
             super().check(op, dtype, reduce_op)
-        made = reduction(op, dtype, reduce_op)
+        made = reduction(self, op, dtype, reduce_op)
         if is_float8(dtype):
             lacking = self._api.nccl.float8_lacks() or self._capability_lacks()
             if lacking:
                 raise TypeError(
-                    f"{op.value}: float8 cannot be reduced here: {lacking}; convert "
+                    f"{op.value} in {self.place}: "
+                    f"float8 cannot be reduced here: {lacking}; convert "
                     "it, for instance to bfloat16, or move it as it is"
                 )
         return made
@@ -299,7 +300,7 @@ class NCCLBackend(Backend):
     def all_reduce_coalesced(self, tensors: Sequence[Array], op: ReduceOp) -> Work:
         kind = OpType.ALL_REDUCE
         calls = [
-            self._calls.all_reduce(tensor, reduction(kind, tensor.dtype, op))
+            self._calls.all_reduce(tensor, reduction(self, kind, tensor.dtype, op))
             for tensor in tensors
         ]
         return self._start(kind, list(tensors), calls)
@@ -356,7 +357,7 @@ class NCCLBackend(Backend):
         kind = OpType.REDUCE_SCATTER_TENSOR
         calls = [
             self._calls.reduce_scatter_tensor(
-                output, tensor, reduction(kind, output.dtype, op)
+                output, tensor, reduction(self, kind, output.dtype, op)
             )
             for output, tensor in zip(outputs, tensors, strict=True)
         ]
@@ -387,7 +388,7 @@ class NCCLBackend(Backend):
         cuda = self._api.cuda
         with cuda.device(self.default_device()):
             tensor = cuda.scratch()
-        add = reduction(OpType.BARRIER, tensor.dtype, ReduceOp.SUM)
+        add = reduction(self, OpType.BARRIER, tensor.dtype, ReduceOp.SUM)
         call = self._calls.all_reduce(tensor, add)
         work = self._start(OpType.BARRIER, [tensor], [call])
         work.blocking = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..interface.base import Backend
 from ..work.op_type import OpType
 from ..work.reduce_op import PremulSum, ReduceOp
 
@@ -125,36 +126,39 @@ def ops_of(dtype: Any) -> dict[ReduceOp, int]:
 _reductions: dict[tuple[Any, ReduceOp], Reduction] = {}
 
 
-def reduction(kind: OpType, dtype: Any, op: ReduceOp | PremulSum) -> Reduction:
-    """Return how NCCL applies `op` to arrays of `dtype`; `kind` is for messages.
+def reduction(
+    backend: Backend, kind: OpType, dtype: Any, op: ReduceOp | PremulSum
+) -> Reduction:
+    """Return how NCCL applies `op` to arrays of `dtype`; the others are for messages.
 
     Raises `TypeError` if NCCL lacks the reduction for `dtype`, and `ValueError` for a
     PREMUL_SUM without a factor.
     """
     if isinstance(op, PremulSum):
-        return _premul_sum(kind, dtype, op)
+        return _premul_sum(backend, kind, dtype, op)
     found = _reductions.get((dtype, op))
     if found is None:
-        number = _number(kind, dtype, op)
+        number = _number(backend, kind, dtype, op)
         found = _reductions[dtype, op] = Reduction(reduce_dtype(dtype), number)
     return found
 
 
-def _premul_sum(kind: OpType, dtype: Any, op: PremulSum) -> Reduction:
+def _premul_sum(backend: Backend, kind: OpType, dtype: Any, op: PremulSum) -> Reduction:
     # Kind "V" is that of bfloat16 and the float8 dtypes.
     if dtype.kind in "fV" and dtype.name in _DTYPES:
         return Reduction(reduce_dtype(dtype), -1, op.factor)
     raise TypeError(
-        f"{kind.value}: PREMUL_SUM is not defined for arrays of {dtype.name}; "
+        f"{kind.value} in {backend.place}: "
+        f"PREMUL_SUM is not defined for arrays of {dtype.name}; "
         "NCCL has it for floating-point dtypes"
     )
 
 
-def _number(kind: OpType, dtype: Any, op: ReduceOp) -> int:
+def _number(backend: Backend, kind: OpType, dtype: Any, op: ReduceOp) -> int:
     """Return the ncclRedOp_t of `op`; raise if NCCL lacks `op` for `dtype`."""
     if op is ReduceOp.PREMUL_SUM:
         raise ValueError(
-            f"{kind.value}: ReduceOp.PREMUL_SUM needs a factor: "
+            f"{kind.value} in {backend.place}: ReduceOp.PREMUL_SUM needs a factor: "
             "op=make_nccl_premul_sum(0.5)"
         )
     found = ops_of(dtype)
@@ -162,12 +166,14 @@ def _number(kind: OpType, dtype: Any, op: ReduceOp) -> int:
         return found[op]
     if not found:
         raise TypeError(
-            f"{kind.value}: NCCL cannot reduce arrays of {dtype.name}; convert them, "
+            f"{kind.value} in {backend.place}: "
+            f"NCCL cannot reduce arrays of {dtype.name}; convert them, "
             "for instance x.astype('int32'); moving them (broadcast, all_gather, "
             "send) works as they are"
         )
     names = ", ".join(sorted(one.name for one in found))
     raise TypeError(
-        f"{kind.value}: NCCL has no ReduceOp.{op.name} for arrays of {dtype.name}; it "
+        f"{kind.value} in {backend.place}: "
+        f"NCCL has no ReduceOp.{op.name} for arrays of {dtype.name}; it "
         f"has {names}"
     )

@@ -671,6 +671,14 @@ X = np.ones(8)
 READ_ONLY = np.ones(8)
 READ_ONLY.flags.writeable = False
 
+
+class NoMemory:
+    """As a tensor of torch on the device "meta"."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise ValueError("Unknown device type meta for Dlpack")
+
+
 BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
     "not contiguous": (
         lambda: dist.all_reduce(np.ones((4, 4))[:, 0]),
@@ -888,6 +896,21 @@ BAD_CALLS: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: dist.split_group(split_ranks=[0, 1]),  # type: ignore[list-item]
         TypeError,
         r"split_ranks\[0\] is 0, a int; expected integers",
+    ),
+    "the average of truth values": (
+        lambda: dist.all_reduce(np.ones(3, bool), dist.ReduceOp.AVG),
+        TypeError,
+        "all_reduce in group 'default' on rank 0: ReduceOp.AVG is not defined",
+    ),
+    "a reduction that the backend lacks": (
+        lambda: dist.all_reduce(np.ones(3), dist.ReduceOp.BXOR),
+        ValueError,
+        "all_reduce in group 'default' on rank 0: backend 'manual' has no ReduceOp.BX",
+    ),
+    "a tensor without memory": (
+        lambda: dist.all_reduce(NoMemory()),
+        TypeError,
+        "tensor .NoMemory. cannot be shared through DLPack: Unknown device type meta",
     ),
     "new_group of a number": (
         lambda: dist.new_group(2),  # type: ignore[arg-type]

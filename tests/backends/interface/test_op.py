@@ -171,8 +171,8 @@ def test_a_check_that_returns_no_reduction_is_refused() -> None:
     backend = Forgetful(0, 2)
     with pytest.raises(
         TypeError,
-        match=r"all_reduce: check\(\) of backend 'backend' returned None for "
-        "ReduceOp.MAX; it has to return reduce_op, or what the method all_reduce",
+        match=r"all_reduce in no group: check\(\) of backend 'backend' returned None "
+        "for ReduceOp.MAX; it has to return reduce_op, or what the method all_reduce",
     ):
         reducing(ReduceOp.MAX).check(backend)
     array = np.ones(3)
