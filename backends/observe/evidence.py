@@ -149,6 +149,8 @@ class IssuedOp:
     #: The elements of the arrays that have the same sizes on all ranks, where its
     #: source tells which ones those are.
     equal_sizes: tuple[int, ...] | None = None
+    #: Whether it may be over although its source lists it as in flight.
+    may_be_over: bool = False
     #: What it receives from and sends to each rank of the group, in elements or rows.
     splits: tuple[Sequence[int], Sequence[int]] | None = None
 
@@ -198,6 +200,8 @@ class GroupEvidence:
     lists_all_in_flight: bool = False
     #: Whether `ops` has every op that the rank ever issued in the group.
     lists_all: bool = False
+    #: Whether `ops` has every send and receive that it ever issued in the group.
+    lists_all_p2p: bool = False
     #: Whether a collective that was issued and is not in flight has completed, unless
     #: its own state says that it has not. Not of torch's gloo: it may have failed.
     over_is_completed: bool = False

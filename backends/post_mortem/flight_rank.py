@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from operator import itemgetter
 
 from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp
@@ -59,8 +60,12 @@ class RankDump:
     last: dict[_Name, tuple[int, int, bool]] = field(default_factory=dict)
     #: The process groups that have sends or receives, those that are not listed, too.
     p2p: set[_Name] = field(default_factory=set)
-    #: The process groups in which it has issued batches.
+    #: The process groups in which it has issued batches, and those in which it has
+    #: sent or received outside of one.
     batched: set[_Name] = field(default_factory=set)
+    unbatched: set[_Name] = field(default_factory=set)
+    #: Those of which every send and receive is listed.
+    whole_p2p: set[_Name] = field(default_factory=set)
     #: Where in `ops` a send or receive is that is in flight, or of a batch that is
     #: over: the entry of the batch, which alone tells, is left out.
     unsure: dict[_Name, list[int]] = field(default_factory=dict)
@@ -106,6 +111,8 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     self.vague = any("backend" not in one for one in gloos)
     _completeness(self, entries)
     groups = group_by(entries, _group)
+    alone = _outside_of_batches(entries) if self.active_only or self.whole else set()
+    self.unbatched = {_group(one) for one in entries if one["record_id"] in alone}
     if _counts_over_groups(dump, entries):
         self.torchcomms = self.vague = True
         if self.whole:
@@ -123,10 +130,13 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
             final["p2p_seq_id"],
             _is_p2p(final),
         )
-        ops, place = _ops(self, name, listed, ranks)
+        ops, place = _ops(self, name, listed, ranks, alone)
         self.ops[name] = ops
         if final["p2p_seq_id"] or any(op.is_p2p for op in ops):
             self.p2p.add(name)
+            found = {one["p2p_seq_id"] for one in listed if _is_p2p(one)}
+            if found == {*range(1, final["p2p_seq_id"] + 1)} and "backend" not in final:
+                self.whole_p2p.add(name)
         if place is not None and ranks is not None and place < len(ranks):
             own = {ranks[place]} if own is None else own & {ranks[place]}
     self.candidates = None if own is None else frozenset(own)
@@ -151,30 +161,54 @@ def end_batches_of_one(dumps: Sequence[RankDump]) -> None:
     """Take single sends and receives as over where their kind of group has batches.
 
     A rank that batches what it sends does so each time, and a batch that is in flight
-    has an entry of its own. A collective is over if the counters have passed it.
+    has an entry of its own. Where nothing shows whether it does, what is listed may be
+    over. A collective is over if the counters have passed it.
     """
+    counts = [{name: _p2p_counts(one, name) for name in one.unsure} for one in dumps]
     batched = {name[1] for one in dumps for name in one.batched}
+    # Once it is over, what is sent outside of a batch is not listed any more.
+    batched |= {
+        name[1]
+        for one, done in zip(dumps, counts, strict=True)
+        for name, places in one.unsure.items()
+        if (done[name] or 0) > one.last[name][0]
+        and any(one.ops[name][place].seq == done[name] for place in places)
+    }
+    unbatched = {name[1] for one in dumps for name in one.unbatched}
     p2p = {name[1] for one in dumps for name in one.p2p}
-    for one in dumps:
+    for one, done in zip(dumps, counts, strict=True):
         numbers = {name: number for number, name in one.ids.items()}
         for name, places in one.unsure.items():
-            enqueued, _, done = one.dump.status.get(numbers[name], (None, None, None))
+            completed = one.dump.status.get(numbers[name], (None, None, None))[2]
             for place in places:
-                op = one.ops[name][place]
+                op, count = one.ops[name][place], done[name]
                 if not op.is_p2p:
                     # Counters hold the numbers of sends and receives, too.
-                    passed = done is not None and done >= op.seq
+                    passed = completed is not None and completed >= op.seq
                     is_over = passed and name[1] not in p2p
-                elif name[1] not in batched:
+                elif count is not None and count < op.seq:
                     is_over = False
-                elif enqueued == op.seq and done is not None:
-                    # The counters are those of this op, if it is the last one.
-                    is_over = done >= op.seq and one.last[name][1:] == (op.seq, True)
+                elif name[1] in batched and name[1] not in unbatched:
+                    is_over = one.active_only or count is not None
                 else:
-                    is_over = one.active_only
+                    is_over = False
+                    if name[1] not in unbatched or name[1] in batched:
+                        one.ops[name][place] = replace(op, may_be_over=True)
                 if is_over:
                     one.ops[name][place] = _over(op)
                     one.active_only, one.whole = True, False
+
+
+def _p2p_counts(one: RankDump, name: _Name) -> int | None:
+    """Return the number of the last send, receive or batch that has completed.
+
+    None: the counters of the group do not tell. They are those of sends and receives
+    if one of these was the last op.
+    """
+    number = next(number for number, other in one.ids.items() if other == name)
+    enqueued, _, completed = one.dump.status.get(number, (None, None, None))
+    _, p2p, is_p2p = one.last[name]
+    return completed if is_p2p and enqueued == p2p else None
 
 
 def note_empty_ones(dumps: Sequence[RankDump]) -> None:
@@ -245,9 +279,16 @@ def _is_p2p(entry: Entry) -> bool:
 
 
 def _ops(
-    self: RankDump, group: _Name, entries: Sequence[Entry], ranks: _Ranks
+    self: RankDump,
+    group: _Name,
+    entries: Sequence[Entry],
+    ranks: _Ranks,
+    alone: Collection[int],
 ) -> tuple[list[IssuedOp], int | None]:
-    """Return the ops of one group, and the rank's place in it if an entry tells."""
+    """Return the ops of one group, and the rank's place in it if an entry tells.
+
+    `alone` are the entries of sends and receives that are in no batch.
+    """
     ops: list[IssuedOp] = []
     numbers: list[tuple[int, int]] = []
     suspects: list[int] = []
@@ -267,16 +308,17 @@ def _ops(
             name = function_of(closing[1]) if closing[1] else name
         op, place = _op(self, entry, name, ranks)
         own = place if place is not None else own
-        if op.in_flight and _is_of_batch(self, entries, position):
+        if not op.in_flight or op.order in alone:
+            pass
+        elif _is_of_batch(entries, position):
             suspects.append(len(ops))
-        elif op.in_flight and (
-            (self.active_only and not self.vague) or (self.whole and op.is_p2p)
-        ):
+        elif (self.active_only and not self.vague) or (self.whole and op.is_p2p):
             self.unsure.setdefault(group, []).append(len(ops))
         ops.append(op)
         numbers.append(number)
     for place in suspects:
-        if _batch_is_over(self, numbers[place], numbers, entries[-1]["pg_id"]):
+        # The entry of the batch is left out once it has retired, or not made yet.
+        if self.active_only or numbers[place] != numbers[-1]:
             ops[place] = _over(ops[place])
             self.batched.add(group)
     return ops, own
@@ -290,26 +332,33 @@ def _number(entry: Entry) -> tuple[int, int]:
     return entry["collective_seq_id"], entry["p2p_seq_id"]
 
 
-def _is_of_batch(self: RankDump, entries: Sequence[Entry], position: int) -> bool:
-    """Return whether an entry may be one of a batch.
+def _is_of_batch(entries: Sequence[Entry], position: int) -> bool:
+    """Return whether an entry is one of a batch: its ops have one number.
 
-    The ops of a batch have one number. A batch of a single op shows in the ids of the
-    ops of the group alone, of which its own closing entry has one, too.
+    A batch of a single op cannot be told from an op without one.
     """
-    entry = entries[position]
     around = entries[max(position - 1, 0) : position + 2]
-    if sum(_number(one) == _number(entry) for one in around) > 1:
-        return True
-    if not self.active_only or not _is_p2p(entry):
-        return False
-    following = entries[position + 1] if position + 1 < len(entries) else entry
-    return _excess(following) > _excess(entry) or (
-        following is entry and _excess(entry) > 0
-    )
+    number = _number(entries[position])
+    return sum(_number(one) == number for one in around) > 1
 
 
-def _excess(entry: Entry) -> int:
-    return entry["op_id"] - sum(_number(entry))
+def _outside_of_batches(entries: Sequence[Entry]) -> set[int]:
+    """Return the ids of sends and receives that are in no batch.
+
+    Around the op of a batch is another one of it, or the entry of the batch.
+    """
+    found = set()
+    before: tuple[object, ...] = ()
+    for one, following in pairwise(entries):
+        number = (*_group(one), *_number(one))
+        if (
+            _is_p2p(one)
+            and following["record_id"] == one["record_id"] + 1
+            and number not in (before, (*_group(following), *_number(following)))
+        ):
+            found.add(one["record_id"])
+        before = number
+    return found
 
 
 def _close_batch(
@@ -351,25 +400,6 @@ def _is_of_collectives(self: RankDump, entries: Sequence[Entry], position: int) 
         before = entries[position - 1]["collective_seq_id"]
         return bool(entry["collective_seq_id"] > before)
     return not entry["p2p_seq_id"]
-
-
-def _batch_is_over(
-    self: RankDump,
-    number: tuple[int, int],
-    numbers: Sequence[tuple[int, int]],
-    pg_id: int,
-) -> bool:
-    """Return whether a batch without an entry of its own has come to an end.
-
-    That entry is left out once it has retired, or not made yet.
-    """
-    if not self.active_only:
-        return number != numbers[-1]
-    if number != numbers[-1] or numbers.count(number) > 1:
-        return True
-    # It may be a single send or receive after batches, which the counters know.
-    enqueued, _, done = self.dump.status.get(pg_id, (None, None, None))
-    return enqueued != number[1] or done is None or done >= number[1]
 
 
 def _op(

@@ -158,6 +158,7 @@ class _Job:
                 progress[name],
                 lists_all_in_flight=not overrun,
                 lists_all=dump.whole,
+                lists_all_p2p=name in dump.whole_p2p and not overrun,
                 over_is_completed=not vague,
                 ends_sends=not (vague or dump.gloo),
             )

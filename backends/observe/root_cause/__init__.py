@@ -50,7 +50,8 @@ def find_root_causes(evidence: Evidence, stall: float = STALL) -> list[Verdict]:
     picture = Picture.of(evidence, stall)
     causes = find_causes(picture)
     if not causes:
-        return [undecided(picture)] if picture.waits else []
+        waits = picture.waits or picture.doubtful
+        return [undecided(waits, picture)] if waits else []
     return [verdict_of(cause, picture, causes) for cause in causes]
 
 

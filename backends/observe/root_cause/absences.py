@@ -72,6 +72,8 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
         elif members[0] in waiting and picture.rank(members[0]).death is None:
             # It is in an op that all ranks are in, or of which little is known.
             continue
+        elif picture.may_wait(members[0]):
+            continue
         else:
             free[members[0]] = awaited[members[0]]
     known = {rank: waits for rank, waits in free.items() if _has_facts(rank, picture)}

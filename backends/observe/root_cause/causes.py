@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ...rank_sets import group_by
 from ..verdicts import Fault
@@ -28,6 +29,8 @@ def find_causes(picture: Picture) -> list[Cause]:
     causes += lags
     blamed |= {rank for cause in lags for rank in cause.culprits}
     awaited = awaited_ranks(picture, blamed, bool(causes))
+    if awaited and not causes and all(one.unrecorded for one in awaited):
+        awaited = stuck_in_turn(picture) or _all_at_once(awaited, picture)
     if lags and awaited and _has_moved(picture, [*causes, *awaited]):
         # Dumps of a job that runs, each from another moment, look like this.
         causes = [one for one in causes if one.difference is not None]
@@ -147,6 +150,21 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
     ]
 
 
+def _all_at_once(causes: Sequence[Cause], picture: Picture) -> list[Cause]:
+    """Return ranks without records, for which the others wait, as one cause.
+
+    Each may wait for another one, or for a rank of its groups that is in no op: then
+    that one may be why it does not come.
+    """
+    ranks = {rank for one in causes for rank in one.culprits}
+    groups = [one for one in picture.evidence.groups if not ranks.isdisjoint(one.ranks)]
+    for rank in {rank for group in groups for rank in group.ranks} - ranks:
+        if picture.may_wait(rank) or picture.is_idle(rank):
+            return []
+    waits = tuple(wait for one in causes for wait in one.waits)
+    return [replace(causes[0], culprits=tuple(sorted(ranks)), waits=waits)]
+
+
 def _has_moved(picture: Picture, causes: Sequence[Cause]) -> bool:
     """Return whether a rank without fault was in no op when its records were read.
 
@@ -158,12 +176,8 @@ def _has_moved(picture: Picture, causes: Sequence[Cause]) -> bool:
     ):
         return False
     return any(
-        one.recorded
-        and one.fate is None
-        and rank not in culprits
-        and not any(op.in_flight for found in one.groups.values() for op in found.ops)
-        and all(found.lists_all_in_flight for found in one.groups.values())
-        for rank, one in picture.evidence.ranks.items()
+        rank not in culprits and picture.is_idle(rank)
+        for rank in picture.evidence.ranks
     )
 
 

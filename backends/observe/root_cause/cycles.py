@@ -114,7 +114,9 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
         for one in waits:
             for other in _others(one):
                 states.setdefault(other, _state(one.other))
-        hangs[_behind(states) or tuple(sorted(states))] += waits
+        behind = _behind(states)
+        if behind or not any(one.unsure for one in waits):
+            hangs[behind or tuple(sorted(states))] += waits
     return [
         Cause(Fault.EXECUTION_HANG, ranks, tuple(waits))
         for ranks, waits in hangs.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ..evidence import Group, GroupEvidence, IssuedOp
 from .scene import GroupScene, Wait
@@ -35,14 +36,23 @@ class Pairs:
         self.known: Mapping[int, GroupEvidence] = scene.known
         #: Ops by rank, peer and whether it is a send, in the order of issue.
         self._ops: dict[tuple[int, int, bool], list[IssuedOp]] = {}
+        #: What each rank waits in unless it is over on both sides: see `may_be_over`.
+        self.doubtful: list[Wait] = []
         #: The ops in flight of each rank and peer.
         self._pending: dict[tuple[int, int], list[IssuedOp]] = {}
+        #: The batches of each rank that have several ops.
+        self._wide: set[tuple[int, int]] = set()
         #: The last op of each rank, peer and direction, if it has failed.
         self._failed: dict[tuple[int, int, bool], IssuedOp] = {}
         #: Receives in flight that take a message of any rank, and what is in flight to
         #: or from a rank that its source, a log, does not name.
         self._from_any: list[tuple[int, IssuedOp]] = []
         for rank, evidence in scene.known.items():
+            self._wide |= {
+                (rank, one.batch)
+                for one, other in pairwise(evidence.ops)
+                if one.batch is not None and one.batch == other.batch
+            }
             for op in evidence.ops:
                 if not op.is_p2p:
                     continue
@@ -90,13 +100,17 @@ class Pairs:
                 # Of a batch all ops; else the first one.
                 if head is None or _together(head, op):
                     wait = self._wait(rank, peer, op, stale)
-                    if wait is not None and wait.other is not None and peer in gone:
+                    if wait is None:
+                        continue
+                    if wait.other is not None:
+                        matches.append(self._match(rank, op, peer, wait.other))
+                    if _is_doubtful(wait):
+                        self.doubtful.append(wait)
+                        continue
+                    if wait.other is not None and peer in gone:
                         wait = replace(wait, absent=(peer,), ahead=())
-                    if wait is not None:
-                        head = head or op
-                        waits.append(wait)
-                        if wait.other is not None:
-                            matches.append(self._match(rank, op, peer, wait.other))
+                    head = head or op
+                    waits.append(wait)
         for (rank, peer, _), op in self._failed.items():
             if {rank, peer}.isdisjoint(stale) and peer in self.known:
                 other = self._other_side(rank, peer, op)
@@ -136,7 +150,8 @@ class Pairs:
             # over.
             return None
         ahead = () if other.in_flight else (peer,)
-        return Wait(rank, group, seq, op, ahead=ahead, other=other)
+        unsure = self._may_have_met((rank, op), (peer, other))
+        return Wait(rank, group, seq, op, ahead=ahead, other=other, unsure=unsure)
 
     def _other_side(self, rank: int, peer: int, op: IssuedOp) -> IssuedOp | None:
         sends = op.op == "send"
@@ -153,10 +168,24 @@ class Pairs:
                 if odd is not None:
                     return odd
             theirs = alike
-        if self.known[rank].lists_all and self.known[peer].lists_all:
+        if self._lists(rank) and self._lists(peer):
             place = next(number for number, one in enumerate(ours) if one is op)
             return theirs[place] if place < len(theirs) else None
         return next((one for one in theirs if one.in_flight), None)
+
+    def _lists(self, rank: int) -> bool:
+        """Return whether every send and receive of `rank` is listed."""
+        return self.known[rank].lists_all or self.known[rank].lists_all_p2p
+
+    def _may_have_met(self, *sides: tuple[int, IssuedOp]) -> bool:
+        """Return whether a send and its receive in flight may have met others.
+
+        A batch is in flight until all of its ops are over. Where records are lost, it
+        is not known which ones belong together.
+        """
+        return not all(self._lists(rank) for rank, _ in sides) and any(
+            (rank, op.batch) in self._wide for rank, op in sides
+        )
 
     def _stray(self, rank: int, peer: int, op: IssuedOp) -> IssuedOp | None:
         """Return what `peer` has sent with a tag that no receive of `rank` has."""
@@ -170,6 +199,12 @@ class Pairs:
         if op.op == "send":
             return Match(self.group, rank, op, peer, other)
         return Match(self.group, peer, other, rank, op)
+
+
+def _is_doubtful(wait: Wait) -> bool:
+    """Return whether what a rank waits in may be over, on the other side, too."""
+    sides = [one for one in (wait.op, wait.other) if one is not None]
+    return not wait.absent and any(one.may_be_over for one in sides)
 
 
 def _together(first: IssuedOp, op: IssuedOp) -> bool:

@@ -42,6 +42,8 @@ class Picture:
     scenes: list[GroupScene]
     stale: frozenset[int]
     waits: list[Wait] = field(default_factory=list)
+    #: What ranks wait in unless it is over: nothing follows from these.
+    doubtful: list[Wait] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
 
     @classmethod
@@ -56,17 +58,26 @@ class Picture:
         gone = [rank for rank, one in evidence.ranks.items() if one.has_ended]
         for scene, pairs in zip(scenes, pairs_of, strict=True):
             waits, matches = pairs.waits(self.stale, gone)
+            differing = _of_pairs(pairs, matches)
+            # Both sides of what is over are alike.
+            unlike = [id(op) for one in differing for op in one.ops.values()]
+            for wait in pairs.doubtful:
+                (waits if id(wait.op) in unlike else self.doubtful).append(wait)
             self.waits += [*scene.waits(self.stale), *waits]
             difference = first_difference(scene, self.stale)
             if difference is not None:
                 self.differences.append(difference)
-            self.differences += _of_pairs(pairs, matches)
-        self.waits = [
+            self.differences += differing
+        self.waits = self._that_hang(self.waits, stall)
+        self.doubtful = self._that_hang(self.doubtful, stall)
+        return self
+
+    def _that_hang(self, waits: Iterable[Wait], stall: float) -> list[Wait]:
+        return [
             wait
-            for wait in self.waits
+            for wait in waits
             if not self._is_young(wait, stall) and not self.rank(wait.rank).has_left
         ]
-        return self
 
     def _is_young(self, wait: Wait, stall: float) -> bool:
         one = self.evidence.ranks[wait.rank]
@@ -91,6 +102,26 @@ class Picture:
         ranks = self.evidence.ranks.values()
         ops = (op for one in ranks for found in one.groups.values() for op in found.ops)
         return Callers(chain((one.location for one in ranks), (op.line for op in ops)))
+
+    def is_idle(self, rank: int) -> bool:
+        """Return whether `rank`, of which no end is known, was in no op when read."""
+        one = self.rank(rank)
+        return (
+            one.recorded
+            and one.fate is None
+            and not any(
+                op.in_flight for found in one.groups.values() for op in found.ops
+            )
+            and all(found.lists_all_in_flight for found in one.groups.values())
+        )
+
+    def may_wait(self, rank: int) -> bool:
+        """Return whether `rank` waits in its last op unless that is over."""
+        last = self.last_order(rank)
+        return any(
+            one.rank == rank and one.op is not None and one.op.order == last
+            for one in self.doubtful
+        )
 
     def last_order(self, rank: int) -> int:
         """Return the place of the last op that `rank` issued, -1 without one."""

@@ -41,8 +41,8 @@ class Wait:
     #: For a receive without its send: what was sent instead, with a tag that the rank
     #: has asked for in no receive.
     stray: IssuedOp | None = None
-    #: The ranks in `absent` may also have completed their side: what is over is not
-    #: listed.
+    #: The ranks in `absent` may also have completed their side, and `other` may belong
+    #: to another op: what is over is not listed.
     unsure: bool = False
 
     @property

@@ -78,12 +78,12 @@ def verdict_on_difference(difference: Difference, picture: Picture) -> Verdict:
     )
 
 
-def undecided(picture: Picture) -> Verdict:
+def undecided(waits: Sequence[Wait], picture: Picture) -> Verdict:
     """Return the verdict that ranks wait and that nothing certain is known of why."""
     names = Names(picture)
-    wait = min(picture.waits, key=lambda one: (one.rank, one.seq))
-    lines = _lines(picture.waits, names)
-    unknown = {rank for one in picture.waits for rank in one.unknown}
+    wait = min(waits, key=lambda one: (one.rank, one.seq))
+    lines = _lines(waits, names)
+    unknown = {rank for one in waits for rank in one.unknown}
     known = {rank for rank, one in picture.evidence.ranks.items() if one.recorded}
     unrecorded = sorted(unknown - known)
     why = "what is known does not tell for whom"
@@ -91,6 +91,8 @@ def undecided(picture: Picture) -> Verdict:
         why = f"nothing is known of {name_ranks(unrecorded)}"
     elif wait.lacks_peer:
         why = "a log does not say which rank is on the other side"
+    elif wait in picture.doubtful:
+        why = "these dumps list a batch of one op alike when it is over"
     elif wait.any_of:
         why = "each other rank of the group may be the one that should send"
     op = names.example(wait)
@@ -98,13 +100,13 @@ def undecided(picture: Picture) -> Verdict:
         Fault.UNDECIDED,
         GroupKey(wait.group.name, wait.group.ranks),
         (),
-        tuple(sorted({one.rank for one in picture.waits})),
+        tuple(sorted({one.rank for one in waits})),
         wait.name,
         op.number if op is not None else wait.seq,
         f"{lines[0]}, and nothing certain is known of the cause: {why}",
         line=_line(op),
         consequences=tuple(lines[1:MOST]),
-        groups=_groups(one.group for one in picture.waits),
+        groups=_groups(one.group for one in waits),
     )
 
 

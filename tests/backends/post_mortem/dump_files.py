@@ -178,7 +178,8 @@ class _Dump:
         member: bool = False,
     ) -> None:
         form, op, group = self.form, one.op, one.op.group
-        self.op_ids[group.uid] += 1
+        # The entry that ends a batch is no op of its own.
+        self.op_ids[group.uid] += sizes is not None
         if form.kind == "gloo":
             if op.parts:
                 return  # gloo records no sends and receives

@@ -368,6 +368,7 @@ def batch(one: Rank, *parts: tuple[str, int], done: bool = True) -> None:
     one.issue("coalesced", done=done)
     for place, entry in enumerate(one.entries[first:]):
         entry.update(collective_seq_id=0, p2p_seq_id=number, op_id=first + place + 1)
+        entry["is_p2p"] = True
 
 
 @pytest.mark.parametrize("active_only", [False, True])
@@ -381,6 +382,81 @@ def test_the_sends_of_a_batch_that_is_over_are_over(
             batch(one, ("send", after), ("recv", before))
     folder = write(tmp_path, found, active_only=active_only)
     assert examine([folder]).verdicts == ()
+
+
+def of_pairs() -> list[Rank]:
+    """Two groups of two; rank 1 waits for rank 0, whose records are not kept."""
+    groups = {"default_pg": range(4), "left": (0, 1), "right": (2, 3), "odd": (0, 2)}
+    found = [
+        Rank(rank, {name: all_of for name, all_of in groups.items() if rank in all_of})
+        for rank in range(4)
+    ]
+    for one in found:
+        one.issue_many(3)
+    found[1].issue(group="left", done=False)
+    found[3].issue(done=False)
+    return found[1:]
+
+
+def test_a_rank_without_records_may_wait_for_one_that_is_in_no_op(
+    tmp_path: Path,
+) -> None:
+    found = of_pairs()
+    found[1].issue(group="odd", done=False)
+    assert_blames(examine([write(tmp_path / "a", found)]), 0, fault=Fault.MISSING_RANKS)
+    for one in found[1:]:
+        one.entries.pop()
+    assert_blames(examine([write(tmp_path / "b", found)]), fault=Fault.UNDECIDED)
+
+
+def test_a_rank_without_records_is_not_named_beside_an_op_that_hangs(
+    tmp_path: Path,
+) -> None:
+    found = of_pairs()
+    found[2].entries.pop()
+    for one in found[1:]:
+        one.issue(group="right", done=False)
+    report = examine([write(tmp_path, found)])
+    assert_blames(report, 2, 3, fault=Fault.EXECUTION_HANG)
+
+
+def test_batches_of_one_op_that_are_over(tmp_path: Path) -> None:
+    """In a dump of what is active, each looks like a send or receive that hangs."""
+    found = ranks()
+    for one in found:
+        for _ in range(3):
+            batch(one, ("recv" if one.rank % 2 else "send", one.rank ^ 1))
+        if one.rank != 2:
+            one.issue(done=False)
+    report = examine([write(tmp_path, found, active_only=True)])
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+    for one in found:
+        content = one.dump(active_only=True)
+        content["pg_status"] = {}
+        (tmp_path / f"nccl_trace_rank_{one.rank}").write_bytes(pickle.dumps(content))
+    # Rank 2 may be in its last one: without counters, nothing tells.
+    assert_blames(examine([tmp_path]), fault=Fault.UNDECIDED)
+
+
+@pytest.mark.parametrize("lost", [0, 4])
+def test_a_batch_in_flight_of_which_a_part_is_over(tmp_path: Path, lost: int) -> None:
+    """Rank 0 is in its third batch, 1 and 3 are in their second, 2 has not started."""
+    found = ranks()
+    for one in found:
+        after, before = (one.rank + 1) % 4, (one.rank - 1) % 4
+        parts = ("send", after), ("recv", before), ("send", before), ("recv", after)
+        for number in range(3):
+            batch(one, *parts, done=number < (2 if one.rank == 0 else 1))
+        for entry in one.entries:
+            entry["state"] = "completed" if entry["retired"] else "scheduled"
+        # The numbers of what the ring has lost are not those of any other rank.
+        del one.entries[: lost + one.rank if lost else 0]
+    report = examine([write(tmp_path, found, active_only=True)])
+    if lost:
+        assert_blames(report, fault=Fault.UNDECIDED)
+    else:
+        culprits = {rank for one in report.verdicts for rank in one.culprits}
+        assert culprits == {1, 2, 3}
 
 
 def test_a_ring_that_lacks_older_entries(tmp_path: Path) -> None:
