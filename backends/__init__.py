@@ -9,116 +9,98 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .collectives.coalescing import (
-    CoalescingManager,
-    P2POp,
-    all_gather_coalesced,
-    all_gather_into_tensor_coalesced,
-    all_reduce_coalesced,
-    batch_isend_irecv,
-    coalescing_manager,
-    reduce_scatter_tensor_coalesced,
-)
-from .collectives.data_movement import (
-    all_gather,
-    all_gather_into_tensor,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    gather,
-    scatter,
-)
-from .collectives.monitored_barrier import monitored_barrier
-from .collectives.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    refuse_pickles,
-    scatter_object_list,
-    send_object_list,
-)
-from .collectives.point_to_point import irecv, isend, recv, send
-from .collectives.reductions import (
-    all_reduce,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
-)
-from .devices.host_arrays import empty, zeros
-from .errors import (
-    ConnectionLostError,
-    DistAbortedError,
-    DistBackendError,
-    DistError,
-    DistNetworkError,
-    DistNetworkTimeoutError,
-    DistStoreError,
-    DistStoreTimeoutError,
-    DistTimeoutError,
-    QueueEmptyError,
-)
-from .groups.api import (
-    abort_process_group,
-    default_pg_timeout,
-    destroy_process_group,
-    enable_timing,
-    init_process_group,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    is_ucc_available,
-    is_xccl_available,
-    rebuild_process_group,
-)
-from .groups.config import BackendConfig, get_default_backend_for_device
-from .groups.inquiry import Answers, Explanation, explain_with
-from .groups.membership import (
-    GroupMember,
-    get_backend,
-    get_backend_config,
-    get_global_rank,
-    get_group_rank,
-    get_node_local_rank,
-    get_pg_count,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    group,
-    is_initialized,
-    is_torchelastic_launched,
-)
-from .groups.process_group import ProcessGroup
-from .groups.spec import GroupSpec, NonGroupMember
-from .groups.subgroups import (
-    SHRINK_ABORT,
-    SHRINK_DEFAULT,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    shrink_group,
-    split_group,
-)
-from .interface.base import Backend
-from .interface.registry import unavailable_reason
-from .interface.staging import register_staging
-from .stores.base import Store
-from .stores.prefix import PrefixStore
-from .work.composite import create_work_from_call, create_work_from_future
-from .work.hooks import add_op_hook
-from .work.op_timeout import op_timeout
-from .work.op_type import OpType
-from .work.reduce_op import ReduceOp, make_nccl_premul_sum, supports_complex
-from .work.state import WorkState
-from .work.work import Work
+from .groups import unattended
 
 if TYPE_CHECKING:
     from .collectives.breakpoint import breakpoint
+    from .collectives.coalescing import (
+        CoalescingManager,
+        P2POp,
+        _coalescing_manager,
+        all_gather_coalesced,
+        all_gather_into_tensor_coalesced,
+        all_gather_single_coalesced,
+        all_reduce_coalesced,
+        batch_isend_irecv,
+        coalescing_manager,
+        reduce_scatter_single_coalesced,
+        reduce_scatter_tensor_coalesced,
+    )
+    from .collectives.data_movement import (
+        all_gather,
+        all_gather_into_tensor,
+        all_gather_single,
+        all_to_all,
+        all_to_all_single,
+        barrier,
+        broadcast,
+        gather,
+        scatter,
+    )
+    from .collectives.monitored_barrier import monitored_barrier
+    from .collectives.objects import (
+        all_gather_object,
+        broadcast_object_list,
+        gather_object,
+        recv_object_list,
+        refuse_pickles,
+        scatter_object_list,
+        send_object_list,
+    )
+    from .collectives.point_to_point import irecv, isend, recv, send
+    from .collectives.reductions import (
+        all_reduce,
+        reduce,
+        reduce_scatter,
+        reduce_scatter_single,
+        reduce_scatter_tensor,
+    )
+    from .devices.host_arrays import empty, zeros
+    from .errors import (
+        ConnectionLostError,
+        DistAbortedError,
+        DistBackendError,
+        DistError,
+        DistNetworkError,
+        DistNetworkTimeoutError,
+        DistStoreError,
+        DistStoreTimeoutError,
+        DistTimeoutError,
+        QueueEmptyError,
+    )
     from .gloo.library import GlooInfo, gloo_info, gloo_options
+    from .groups.api import (
+        abort_process_group,
+        default_pg_timeout,
+        destroy_process_group,
+        enable_timing,
+        init_process_group,
+        is_available,
+        is_backend_available,
+        is_gloo_available,
+        is_mpi_available,
+        is_nccl_available,
+        is_ucc_available,
+        is_xccl_available,
+        rebuild_process_group,
+    )
+    from .groups.config import BackendConfig, get_default_backend_for_device
     from .groups.device_mesh import DeviceMesh, init_device_mesh
+    from .groups.membership import (
+        GroupMember,
+        get_backend,
+        get_backend_config,
+        get_global_rank,
+        get_group_rank,
+        get_node_local_rank,
+        get_pg_count,
+        get_process_group_ranks,
+        get_rank,
+        get_world_size,
+        group,
+        is_initialized,
+        is_torchelastic_launched,
+    )
     from .groups.options import (
         AllgatherOptions,
         AllreduceCoalescedOptions,
@@ -131,42 +113,114 @@ if TYPE_CHECKING:
         ReduceScatterOptions,
         ScatterOptions,
     )
+    from .groups.process_group import ProcessGroup
+    from .groups.spec import NonGroupMember
+    from .groups.subgroups import (
+        SHRINK_ABORT,
+        SHRINK_DEFAULT,
+        new_group,
+        new_subgroups,
+        new_subgroups_by_enumeration,
+        shrink_group,
+        split_group,
+    )
+    from .interface.base import Backend
+    from .interface.registry import unavailable_reason
+    from .interface.staging import register_staging
     from .nccl.options import nccl_options
     from .observe.export import dump_flight_recorder
+    from .stores.base import Store
     from .stores.file import FileStore
     from .stores.hash import HashStore
+    from .stores.prefix import PrefixStore
     from .stores.tcp import TCPStore
     from .ucx.backend import UCXInfo, ucx_info
+    from .work.composite import create_work_from_call, create_work_from_future
+    from .work.hooks import add_op_hook
+    from .work.op_timeout import op_timeout
+    from .work.op_type import OpType
+    from .work.reduce_op import ReduceOp, make_nccl_premul_sum, supports_complex
+    from .work.state import WorkState
+    from .work.work import Work
 
-#: What is imported at its first use, by its module: few programs use it, and ZeroMQ,
-#: pdb and psutil take as long to import as all the rest.
+#: Each name is imported at its first use, by its module: what looks on from outside,
+#: such as `rankscope top`, starts without numpy, and few programs use ZeroMQ and pdb.
 _AT_FIRST_USE = {
     name: module
     for module, names in {
         "collectives.breakpoint": "breakpoint",
+        "collectives.coalescing": (
+            "CoalescingManager P2POp _coalescing_manager all_gather_coalesced "
+            "all_gather_into_tensor_coalesced all_gather_single_coalesced "
+            "all_reduce_coalesced batch_isend_irecv coalescing_manager "
+            "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced"
+        ),
+        "collectives.data_movement": (
+            "all_gather all_gather_into_tensor all_gather_single all_to_all "
+            "all_to_all_single barrier broadcast gather scatter"
+        ),
+        "collectives.monitored_barrier": "monitored_barrier",
+        "collectives.objects": (
+            "all_gather_object broadcast_object_list gather_object recv_object_list "
+            "refuse_pickles scatter_object_list send_object_list"
+        ),
+        "collectives.point_to_point": "irecv isend recv send",
+        "collectives.reductions": (
+            "all_reduce reduce reduce_scatter reduce_scatter_single "
+            "reduce_scatter_tensor"
+        ),
+        "devices.host_arrays": "empty zeros",
+        "errors": (
+            "ConnectionLostError DistAbortedError DistBackendError DistError "
+            "DistNetworkError DistNetworkTimeoutError DistStoreError "
+            "DistStoreTimeoutError DistTimeoutError QueueEmptyError"
+        ),
         "gloo.library": "GlooInfo gloo_info gloo_options",
+        "groups.api": (
+            "abort_process_group default_pg_timeout destroy_process_group "
+            "enable_timing init_process_group is_available is_backend_available "
+            "is_gloo_available is_mpi_available is_nccl_available is_ucc_available "
+            "is_xccl_available rebuild_process_group"
+        ),
+        "groups.config": "BackendConfig get_default_backend_for_device",
         "groups.device_mesh": "DeviceMesh init_device_mesh",
+        "groups.membership": (
+            "GroupMember get_backend get_backend_config get_global_rank "
+            "get_group_rank get_node_local_rank get_pg_count get_process_group_ranks "
+            "get_rank get_world_size group is_initialized is_torchelastic_launched"
+        ),
         "groups.options": (
             "AllToAllOptions AllgatherOptions AllreduceCoalescedOptions "
             "AllreduceOptions BarrierOptions BroadcastOptions GatherOptions "
             "ReduceOptions ReduceScatterOptions ScatterOptions"
         ),
+        "groups.process_group": "ProcessGroup",
+        "groups.spec": "NonGroupMember",
+        "groups.subgroups": (
+            "SHRINK_ABORT SHRINK_DEFAULT new_group new_subgroups "
+            "new_subgroups_by_enumeration shrink_group split_group"
+        ),
+        "interface.base": "Backend",
+        "interface.registry": "unavailable_reason",
+        "interface.staging": "register_staging",
         "nccl.options": "nccl_options",
         "observe.export": "dump_flight_recorder",
+        "stores.base": "Store",
         "stores.file": "FileStore",
         "stores.hash": "HashStore",
+        "stores.prefix": "PrefixStore",
         "stores.tcp": "TCPStore",
         "ucx.backend": "UCXInfo ucx_info",
+        "work.composite": "create_work_from_call create_work_from_future",
+        "work.hooks": "add_op_hook",
+        "work.op_timeout": "op_timeout",
+        "work.op_type": "OpType",
+        "work.reduce_op": "ReduceOp make_nccl_premul_sum supports_complex",
+        "work.state": "WorkState",
+        "work.work": "Work",
     }.items()
     for name in names.split()
 }
-
-# torch's newer names for two ops, and the one by which its programs coalesce.
-all_gather_single = all_gather_into_tensor
-all_gather_single_coalesced = all_gather_into_tensor_coalesced
-reduce_scatter_single = reduce_scatter_tensor
-reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-_coalescing_manager = coalescing_manager
 
 __all__: list[str] = [
     "SHRINK_ABORT",
@@ -308,10 +362,10 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation | None:
+def _explain(*answered: Any) -> Any:
     from .observe.diagnosis import explain
 
-    return explain(spec, generation, answers)
+    return explain(*answered)
 
 
-explain_with(_explain)
+unattended.explainers.append(_explain)

@@ -122,14 +122,25 @@ HEAVY = {
 
 
 @pytest.mark.processes
-def test_an_import_loads_nothing_heavy_but_numpy() -> None:
+def test_a_script_loads_nothing_heavy_but_numpy() -> None:
     script = (
         "import sys, numpy\n"
         "by_numpy = set(sys.modules)\n"
-        "import rankscope\n"
+        "import rankscope as dist\n"
+        "dist.init_process_group, dist.new_group, dist.all_reduce, dist.isend\n"
+        "dist.all_gather_object, dist.coalescing_manager, dist.ReduceOp\n"
         f"print(sorted({HEAVY!r} & set(sys.modules) - by_numpy))"
     )
     assert _run(sys.executable, "-c", script) == "[]\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "imported", ["rankscope", "rankscope.terminal, rankscope.widgets.top.app"]
+)
+def test_who_looks_on_from_a_terminal_starts_without_numpy(imported: str) -> None:
+    script = f"import sys, {imported}\nprint('numpy' in sys.modules)"
+    assert _run(sys.executable, "-c", script) == "False\n"
 
 
 @pytest.mark.processes

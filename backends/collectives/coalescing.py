@@ -510,3 +510,9 @@ def _coalesced(
     if pg.capturing and not async_op:  # the block around it waits
         return None
     return manager.work.finish(async_op)
+
+
+# torch's newer names, and the one by which its programs coalesce.
+all_gather_single_coalesced = all_gather_into_tensor_coalesced
+reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+_coalescing_manager = coalescing_manager

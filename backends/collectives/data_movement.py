@@ -502,3 +502,7 @@ class _Barrier(Op):
         if self.index is not None:
             self.backend.prepare(index=self.index)
         return super().start()
+
+
+# torch's newer name.
+all_gather_single = all_gather_into_tensor

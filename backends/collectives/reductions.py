@@ -296,3 +296,7 @@ def reduce_scatter_tensor(
     why = f"{pg.size()} ranks times {array.size} elements of output"
     call.check_size(source, "input", array.size * pg.size(), why)
     return call.issue((array, source), result=output, reduce_op=op).finish(async_op)
+
+
+# torch's newer name.
+reduce_scatter_single = reduce_scatter_tensor

@@ -23,6 +23,7 @@ from ..thread_start import start_thread
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
 from ..work.user_code import is_installed, users_frame
+from . import unattended
 from .spec import GroupSpec
 
 __all__ = [
@@ -31,7 +32,6 @@ __all__ = [
     "Place",
     "Question",
     "current_exception",
-    "explain_with",
     "handled_exception",
     "line_of",
     "locate_with",
@@ -84,7 +84,6 @@ class Explanation:
 
 #: Group rank → the answer of that rank, ``None`` if it did not answer.
 Answers = Mapping[int, "dict[str, Any] | None"]
-Explain = Callable[[GroupSpec, int, Answers], Explanation | None]
 
 
 def main_thread_place() -> Place:
@@ -140,14 +139,7 @@ def current_exception() -> BaseException | None:
     return found[1] if isinstance(found, tuple) else found
 
 
-_explain: Explain = lambda spec, generation, answers: None  # noqa: E731
 _locate: Callable[[], Place] = main_thread_place
-
-
-def explain_with(explain: Explain) -> None:
-    """Have ``explain(spec, generation, answers)`` compare the answers of the ranks."""
-    global _explain
-    _explain = explain
 
 
 def locate_with(locate: Callable[[], Place]) -> None:
@@ -231,7 +223,11 @@ class Inquiry:
             rank: self._answer_of(rank, place, deadline)
             for rank in range(self._spec.size)
         }
-        explanation = _explain(self._spec, self._generation, answers)
+        found = (
+            explain(self._spec, self._generation, answers)
+            for explain in unattended.explainers
+        )
+        explanation: Explanation | None = next(filter(None, found), None)
         found = None if explanation is None else asdict(explanation)
         self._store.set(f"{place}/found", json.dumps(found))
         return explanation

@@ -8,17 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..interface.base import Backend
 from ..rank_sets import read_members, write_members
-from ..stores.base import Store
-from ..work.flight_recorder import OpEntry
-from ..work.state import OpRecord
-from .abort_reason import FoundCause
-from .generation import Generation
 from .key import GroupKey
-from .spec import GroupSpec
+
+if TYPE_CHECKING:
+    # Those who read a status, such as `rankscope top`, start without numpy.
+    from ..interface.base import Backend
+    from ..stores.base import Store
+    from ..work.flight_recorder import OpEntry
+    from ..work.state import OpRecord
+    from .abort_reason import FoundCause
+    from .generation import Generation
+    from .spec import GroupSpec
 
 __all__ = [
     "GroupSource",

@@ -9,14 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..stores.base import Store
+if TYPE_CHECKING:
+    from ..stores.base import Store
 
 __all__ = [
     "attendance",
     "before_init",
     "before_leave",
+    "explainers",
     "is_attended",
     "on_overdue",
     "page_writers",
@@ -32,6 +34,10 @@ before_init: list[Callable[[int, int, str | None], None]] = []
 #: Called with the store, the rank and the number of ranks before this rank leaves the
 #: default group. It must not raise.
 before_leave: list[Callable[[Store, int, int], None]] = []
+
+#: Each returns why an op of a group did not end: an `inquiry.Explanation`, or ``None``.
+#: It gets the spec of the group, its generation and the `inquiry.Answers` of its ranks.
+explainers: list[Callable[[Any, int, Any], Any]] = []
 
 #: Called on the thread of the watchdog when an op is overdue. Its group is aborted, and
 #: what all ranks know of the hang lost, after the event is set, or some seconds later.

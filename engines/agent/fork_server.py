@@ -69,10 +69,14 @@ CONNECT_TIMEOUT = 5.0
 #: Bytes of an engine's output that are sent when it has failed.
 OUTPUT_BYTES = 8192
 
-#: What an engine imports until it has its rank. An import that fails here fails, or is
-#: done without, where the engine does it.
+#: What an engine imports until it has its rank, and with its first ops. An import that
+#: fails here fails, or is done without, where the engine does it.
 PRELOADED = (
     "rankscope.engines.agent.agent",
+    "rankscope.backends.collectives.coalescing",
+    "rankscope.backends.collectives.monitored_barrier",
+    "rankscope.backends.collectives.objects",
+    "rankscope.backends.groups.subgroups",
     "ipykernel.debugger",
     "numpy.random",
     "sqlite3",

@@ -40,11 +40,15 @@ __all__ = ["forked_ranks"]
 #: descriptor that a rank would hold.
 PRELOADED = (
     "pytest",
+    "rankscope.backends.collectives.coalescing",
+    "rankscope.backends.collectives.monitored_barrier",
+    "rankscope.backends.collectives.objects",
     "rankscope.backends.conformance.rank_process",
     "rankscope.backends.conformance.checker",
     "rankscope.backends.conformance.exact",
     "rankscope.backends.conformance.mpi_ranks",
     "rankscope.backends.conformance.surface",
+    "rankscope.backends.groups.subgroups",
     "tests.backends.backends",
     "tests.backends.whole_surface",
 )
