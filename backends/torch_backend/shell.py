@@ -23,7 +23,7 @@ from ..groups.world import world
 from ..rank_sets import name_ranks
 from ..work.composite import completed_work
 from ..work.op_type import OpType
-from . import hooks_on_cpu, joining, meeting, private, recovering, stale
+from . import batches, hooks_on_cpu, joining, meeting, private, recovering, stale
 from .ops import Ops
 from .options import NAME, Options
 from .private import c10d, groups_name
@@ -54,6 +54,7 @@ class _Shell(Ops):
         # Torch's global ranks; none: it is the default group.
         ranks = list(made_by.global_ranks_in_group)
         self._owns_world = False
+        batches.install()
         hooks_on_cpu.install()
         stale.install()
         if ranks:

@@ -12,7 +12,7 @@ from ..work.work import Work
 from .driving import future_of
 from .private import c10d, disable_dynamo
 
-__all__ = ["BatchedWork", "TorchWork"]
+__all__ = ["BatchedWork", "LastWork", "TorchWork"]
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -84,3 +84,17 @@ class BatchedWork(TorchWork):
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         # Torch's functions wait for an op in the block, too, without async_op=True.
         return self.work.issued is None or super().wait(timeout)
+
+
+class LastWork(TorchWork):
+    """The Work of the last op of a batch, which waits for those `before` it, too."""
+
+    def __init__(self, last: TorchWork, before: Sequence[TorchWork]) -> None:
+        super().__init__(last.work, last._outputs)
+        self._before = before
+
+    @disable_dynamo
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        for one in self._before:
+            one.wait(timeout)
+        return super().wait(timeout)
