@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -56,7 +57,8 @@ class Ops(GroupOps):
         # DDP's join and its forward pass keep C++'s half of a Work alone, which waits
         # for ever without the half in Python. Those are all_reduces of one number.
         self._kept: collections.deque[TorchWork] = collections.deque(maxlen=64)
-        self._batch: Any = None
+        # The batch of each thread: others may issue ops meanwhile, and batches.
+        self._opened: Any = threading.local()
         # The last generation in which all ranks were seen to have the group.
         self._complete = 0
         #: What is from before the group was rebuilt, and is refused: see `stale`.
@@ -85,7 +87,8 @@ class Ops(GroupOps):
         else:
             arrays = memories(tensors, where, moved=not reduces)
         # Torch waits at once: the caller's thread can do the whole op by itself.
-        waits = self._batch is None and not getattr(limit, "asyncOp", True)
+        batched = self.group.capturing
+        waits = not batched and not getattr(limit, "asyncOp", True)
         if waits:
             kwargs["async_op"] = False
         call = functools.partial(function, *arrays, group=self.group, **kwargs)
@@ -103,7 +106,7 @@ class Ops(GroupOps):
         if waits:
             return TorchWork(completed_work(OpType.UNKNOWN, None), tensors)
         assert work is not None  # this rank is in the group
-        kind = TorchWork if self._batch is None else BatchedWork
+        kind = BatchedWork if batched else TorchWork
         made = kind(work, _written(function, tensors))
         if function is reductions.all_reduce and tensors[0].numel() == 1:
             self._kept.append(made)
@@ -123,14 +126,13 @@ class Ops(GroupOps):
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         """Begin a batch: ops of this thread are issued by `_end_coalescing`."""
-        self._batch = coalescing.coalescing_manager(self.group, async_ops=True)
-        self._manager = self._batch.__enter__()
+        self._opened.block = coalescing.coalescing_manager(self.group, async_ops=True)
+        self._opened.manager = self._opened.block.__enter__()
 
     def _end_coalescing(self, device: torch.device | None = None) -> TorchWork:
         """Issue the batch; return its Work."""
-        batch, self._batch = self._batch, None
-        batch.__exit__(None, None, None)
-        return TorchWork(self._manager.work)
+        self._opened.block.__exit__(None, None, None)
+        return TorchWork(self._opened.manager.work)
 
 
 for _name in dir(GroupOps):

@@ -197,6 +197,20 @@ COLLECTIVES = {
                 dist.all_gather_into_tensor(whole, part)
         assert all(bool((whole == 1).all()) for whole in wholes)
     """,
+    "coalesced_beside_a_message": """
+        from concurrent.futures import ThreadPoolExecutor
+        def pass_on():
+            x, next_one = torch.zeros(1), (rank + 1) % world_size
+            sent = dist.isend(torch.ones(1), next_one)
+            dist.recv(x, (rank - 1) % world_size)
+            return sent.wait(), x.item()
+        part = torch.full((3,), float(rank))
+        with distributed_c10d._coalescing_manager(device=torch.device("cpu")):
+            dist.broadcast(part, 1)
+            with ThreadPoolExecutor() as threads:
+                assert threads.submit(pass_on).result(60) == (True, 1)
+        assert part.tolist() == [1] * 3
+    """,
     "messages": """
         x = torch.zeros(1)
         if rank == 0:
