@@ -198,8 +198,7 @@ class Generation:
             made = error.prefixed(
                 where, **self.spec.identity(), op=op, reason=str(error)
             )
-            # Backends, and the keys of their stores, number ranks within the group.
-            made.culprits = self.spec.global_ranks(error.culprits)
+            made.culprits = self.spec.culprits_of(error)
             raise made from error
         backend.place = self.spec.describe()
         backend.global_ranks = self.spec.ranks
@@ -345,8 +344,7 @@ class Generation:
         if isinstance(reason, ConnectionLostError):
             self._connection_lost(reason)
         elif isinstance(reason, DistError):
-            culprits = self.spec.global_ranks(reason.culprits)
-            self.abort(str(reason), culprits=culprits)
+            self.abort(str(reason), culprits=self.spec.culprits_of(reason))
         else:
             self.abort(reason)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..devices.cuda_device import chosen_device
+from ..errors import DistNetworkError
 from ..interface.base import Backend
 from .config import BackendConfig
 from .key import GroupKey
@@ -50,6 +51,17 @@ class GroupSpec:
     def global_ranks(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """Return the global ranks of `ranks`, which are ranks in the group."""
         return tuple(self.ranks[rank] for rank in ranks)
+
+    def culprits_of(self, error: BaseException) -> tuple[int, ...]:
+        """Return the global ranks that `error`, of a backend or its store, names.
+
+        Backends, and the keys of their stores, number ranks within the group; the loss
+        of the store names the rank that served it.
+        """
+        culprits: tuple[int, ...] = tuple(getattr(error, "culprits", ()))
+        if isinstance(error, DistNetworkError):
+            return culprits
+        return self.global_ranks(culprits)
 
     def identity(self) -> dict[str, Any]:
         """Return rank and group as attributes of an error."""

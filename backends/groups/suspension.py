@@ -101,7 +101,7 @@ def _run(
         # Another rank may have what this one lacks: none can go on.
         ended = current.aborted is not None
         said = str(error) or type(error).__name__
-        culprits = spec.global_ranks(getattr(error, "culprits", ()))
+        culprits = spec.culprits_of(error)
         current.abort(f"{name}() failed: {said}", culprits=culprits)
         if ended:
             current.raise_if_aborted(None)

@@ -51,10 +51,12 @@ class Request:
     status: bytes = b""
     payload: list[bytes] = field(default_factory=list)
     error: str | None = None
+    #: The rank that served the store, where its loss is the error.
+    culprits: tuple[int, ...] = ()
 
     def result(self) -> list[bytes]:
         if self.status == b"lost":
-            raise DistNetworkError(self.error)
+            raise DistNetworkError(self.error, culprits=self.culprits)
         if self.status == b"closed":
             raise DistStoreError(self.error)
         if self.status != b"ok":
@@ -86,8 +88,10 @@ class TCPStoreClient:
         # The callbacks of watches, which run off the socket's thread: they may need it.
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._caller: threading.Thread | None = None
-        # Why no more requests are accepted: a status and its message.
-        self._end: tuple[bytes, str] | None = None
+        # Why no more requests are accepted: a status, its message and the culprits.
+        self._end: tuple[bytes, str, tuple[int, ...]] | None = None
+        #: The rank that serves the store, if one does for all of its life.
+        self.served_by: tuple[int, ...] = ()
         self._settled = threading.Event()
         self._connected = False
         # Whether the server has sent its goodbye, and the callbacks for a loss of the
@@ -134,6 +138,7 @@ class TCPStoreClient:
         self._end = (
             b"closed",
             f"the store at {self._where} belongs to the process that forked this one",
+            (),
         )
 
     def connect(self, timeout: float) -> None:
@@ -163,7 +168,7 @@ class TCPStoreClient:
         request = Request(next(self._numbers).to_bytes(8, "big"), callback)
         with self._lock:
             if self._end is not None:
-                request.status, request.error = self._end
+                request.status, request.error, request.culprits = self._end
                 request.result()
             self._pending[request.number] = request
             self._outgoing.append([request.number, op, *args])
@@ -318,6 +323,7 @@ class TCPStoreClient:
                 b"lost",
                 f"the connection to the store at {self._where} was lost: the process "
                 f"of {self._server} ended{self._how()}; the group must be made again",
+                self.served_by,
             )
         elif kind in (
             zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
@@ -345,12 +351,14 @@ class TCPStoreClient:
                 return f" ({known})"
         return ", or the network failed"
 
-    def _finish(self, status: bytes, message: str) -> None:
+    def _finish(
+        self, status: bytes, message: str, culprits: tuple[int, ...] = ()
+    ) -> None:
         """Refuse further requests and end pending ones; the first reason is kept."""
         with self._lock:
             if self._end is not None:
                 return
-            self._end = status, message
+            self._end = status, message, culprits
             pending = list(self._pending.values())
             self._pending.clear()
             watching = self._watching_loss if status == b"lost" else []
@@ -361,4 +369,5 @@ class TCPStoreClient:
                 self._calls.put(partial(callback, message))
         for request in pending:
             request.status, request.error = status, message
+            request.culprits = culprits
             request.done.set()

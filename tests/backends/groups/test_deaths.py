@@ -260,6 +260,41 @@ def test_a_rank_that_leaves_as_another_aborts(early: str, late: str, how: str) -
     assert re.fullmatch(rf"rank 2 left group 'default'{how} \(2,\)\n\[2\.\]\n", zero[1])
 
 
+HOST_ENDS = """
+import os, sys
+import numpy as np
+import rankscope as dist
+
+dist.init_process_group(timeout=60)
+pair = dist.new_group([1, 2])
+try:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.abort_process_group(reason="the loss is NaN")
+    dist.all_reduce(np.ones(3))
+except dist.DistAbortedError:
+    if dist.get_rank() == 0:
+        sys.exit()
+for group in None, pair:
+    try:
+        dist.rebuild_process_group(group)
+        while True:
+            dist.all_reduce(np.ones(3), group=group)
+    except dist.DistError as error:
+        print(error.culprits)
+"""
+
+
+def host_ends(me: Rank) -> tuple[int, str]:
+    return script(me, HOST_ENDS)
+
+
+@pytest.mark.processes
+def test_the_rank_that_served_the_store_is_the_culprit_in_each_group() -> None:
+    _, *others = run_ranks(3, host_ends)
+    assert others == [(0, "(0,)\n(0,)\n")] * 2
+
+
 SHRINKS = """
 import os, sys
 import numpy as np
