@@ -20,12 +20,10 @@ from ..stores.base import UNKNOWN_END
 from ..work.flight_recorder import Batch
 from ..work.op_type import OpType
 from ..work.work import Work
+from .remedies import after_departure
 from .spec import GroupSpec
 
 __all__ = [
-    "ANEW_HINT",
-    "REBUILD_HINT",
-    "SHRINK_HINT",
     "STORE",
     "VERDICT_WAIT",
     "AbortReason",
@@ -46,9 +44,6 @@ VERDICT_WAIT = 2.0
 # time has published its reason before it closed the connection.
 _OVERDUE_WAIT = 0.5
 
-ANEW_HINT = "make another one with new_group() or init_process_group()"
-REBUILD_HINT = "make it usable again with rebuild_process_group() or %dist_rebuild"
-
 
 @dataclass(frozen=True)
 class AbortReason:
@@ -57,7 +52,8 @@ class AbortReason:
     `by` names who ended it, `at` is the time (``time.time()``), `culprits` are the
     global ranks that are the cause, as far as they are known. `diagnosis` is the part
     of `text` that explains why an op timed out, for ranks on which it did so too.
-    `remedy` is what can be done, as the end of an error's message.
+    `remedy` is what can be done, as the end of an error's message; the default is that
+    of an abort.
     """
 
     text: str
@@ -65,7 +61,7 @@ class AbortReason:
     at: float = field(default_factory=time.time)
     culprits: Sequence[int] = ()
     diagnosis: str = ""
-    remedy: str = REBUILD_HINT
+    remedy: str = ""
 
     def __str__(self) -> str:
         when = time.strftime("%H:%M:%S", time.localtime(self.at))
@@ -151,12 +147,6 @@ MESSAGE_WAIT = 0.5
 #: ops that wait for it.
 OTHERS_WAIT = 0.5
 
-#: What to do where a rank left for good.
-SHRINK_HINT = (
-    "shrink_group() makes a group of the ranks that are left, and in a notebook "
-    "%dist_rebuild makes this one anew on all ranks"
-)
-
 
 @dataclass(frozen=True)
 class Departure:
@@ -172,7 +162,7 @@ class Departure:
     rank: int
     text: str
     collectives: int
-    remedy: str = SHRINK_HINT
+    remedy: str = field(default_factory=after_departure)
     generation: int = 0
     by_abort: bool = False
     by: str = ""

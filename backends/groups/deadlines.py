@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 from ..errors import DistTimeoutError
 from ..work.work import Work
-from .abort_reason import REBUILD_HINT, AbortReason, FoundCause
+from .abort_reason import AbortReason, FoundCause
 from .inquiry import Inquiry, Question
+from .remedies import after_abort
 from .spec import GroupSpec
 from .unattended import is_attended, on_overdue
 
@@ -182,7 +183,7 @@ class Deadlines:
             why = str(reason)
         return DistTimeoutError(
             f"{work.describe()} was not done {timeout:g} s after it began "
-            f"({whose} timeout): {why}. The group was aborted; {REBUILD_HINT}",
+            f"({whose} timeout): {why}. The group was aborted; {after_abort()}",
             **work.identity(),
             culprits=reason.culprits,
             reason=f"not done {timeout:g} s after it began",

@@ -13,6 +13,7 @@ from ..errors import DistError
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from .abort_reason import STORE, Departure, describe_death
+from .remedies import after_death
 
 __all__ = ["EndedRanks"]
 
@@ -43,28 +44,30 @@ class EndedRanks:
 
     def will_die(self, text: str) -> None:
         """Have the others told `text` once this process has ended."""
-        self._store.last_will(_WILL, self._departure(text, by=STORE))
+        died = Departure(self._rank, text, 0, after_death(), by=STORE)
+        self._store.last_will(_WILL, died.to_json())
 
-    def will_leave(self, how: str) -> None:
-        """Have the others told that this rank left, and `how`, once it has ended."""
-        if not self._store.last_will(_WILL, self._left(how)):
-            self.leave(how)
+    def will_leave(self, how: str, remedy: str) -> None:
+        """Have the others told that this rank left, and `how`, once it has ended.
 
-    def leave(self, how: str) -> None:
-        """Tell the others that this rank leaves all groups, and `how`."""
+        `remedy` is what they can do.
+        """
+        if not self._store.last_will(_WILL, self._left(how, remedy)):
+            self.leave(how, remedy)
+
+    def leave(self, how: str, remedy: str) -> None:
+        """Tell the others that this rank leaves all groups, as `will_leave` does."""
         self.close()
         number = self._store.add("rank", 1)
-        self._store.set(f"rank/{number}", self._left(how))
+        self._store.set(f"rank/{number}", self._left(how, remedy))
 
     def close(self) -> None:
         """Hear no more, as of what concerns processes that others have replaced."""
         self._closed = True
 
-    def _left(self, how: str) -> str:
-        return self._departure(f"rank {self._rank} left{how}")
-
-    def _departure(self, text: str, by: str = "") -> str:
-        return Departure(self._rank, text, 0, by=by).to_json()
+    def _left(self, how: str, remedy: str) -> str:
+        text = f"rank {self._rank} left{how}"
+        return Departure(self._rank, text, 0, remedy).to_json()
 
     def _watch(self, number: int) -> None:
         def heard(value: bytes) -> None:

@@ -15,6 +15,7 @@ from ..errors import (
     DistAbortedError,
     DistBackendError,
     DistError,
+    DistNetworkError,
 )
 from ..interface.base import Backend
 from ..interface.registration import Registration
@@ -29,8 +30,6 @@ from ..work.state import WorkState
 from ..work.threads import callback_threads
 from ..work.work import Work
 from .abort_reason import (
-    ANEW_HINT,
-    SHRINK_HINT,
     AbortReason,
     ConnectionLoss,
     Departure,
@@ -39,6 +38,7 @@ from .abort_reason import (
 from .deadlines import Deadlines
 from .inquiry import Inquiry
 from .peer_watch import PeerWatch
+from .remedies import ANEW_HINT, after_abort, after_store_loss
 from .spec import GroupSpec, Origin
 from .watchdog import watchdog
 
@@ -310,7 +310,8 @@ class Generation:
                 f"{what}: {self.forked}", **identity, reason=self.forked
             )
         return DistAbortedError(
-            f"{what}: the group was aborted: {reason}; {reason.remedy}",
+            f"{what}: the group was aborted: {reason}; "
+            f"{reason.remedy or after_abort()}",
             **identity,
             culprits=reason.culprits,
             reason=reason.text,
@@ -323,28 +324,29 @@ class Generation:
         by: str = "",
         culprits: Sequence[int] = (),
         publish: bool = True,
+        remedy: str = "",
     ) -> None:
         """Fail the ops in flight and stop the backends, here and on every rank.
 
         Every Work in flight ends as ABORTED with `reason`, or as TIMED_OUT if it is
         overdue; ops issued later raise `reason`. Returns at once, whatever the
         backends hang in. Does nothing once the generation has ended. `by` is who aborts
-        (default: this rank), `culprits` are the global ranks that are the cause, and
-        `publish` is whether the other ranks are to abort, too.
+        (default: this rank), `culprits` are the global ranks that are the cause.
+        `publish` is whether the other ranks are to abort, too. `remedy` is what can be
+        done, by default a rebuild.
         """
-        self._abort(self._reason(reason, by, culprits), publish)
-
-    def _reason(
-        self, text: str, by: str = "", culprits: Sequence[int] = ()
-    ) -> AbortReason:
         by = by or f"rank {self.spec.global_rank}"
-        return AbortReason(text, by, culprits=tuple(culprits))
+        made = AbortReason(reason, by, culprits=tuple(culprits), remedy=remedy)
+        self._abort(made, publish)
 
     def _backend_failed(self, reason: str | DistError) -> None:
         if isinstance(reason, ConnectionLostError):
             self._connection_lost(reason)
         elif isinstance(reason, DistError):
-            self.abort(str(reason), culprits=self.spec.culprits_of(reason))
+            lost = isinstance(reason, DistNetworkError)
+            remedy = after_store_loss() if lost else ""
+            culprits = self.spec.culprits_of(reason)
+            self.abort(str(reason), culprits=culprits, remedy=remedy)
         else:
             self.abort(reason)
 
@@ -451,7 +453,7 @@ class Generation:
         ends: bool = False,
         by_will: bool = False,
         for_good: bool = True,
-        remedy: str = SHRINK_HINT,
+        remedy: str,
     ) -> None:
         """Tell the other ranks that this one leaves, and `how`.
 

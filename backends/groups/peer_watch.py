@@ -13,12 +13,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from ..errors import DistError, DistNetworkError, DistNetworkTimeoutError
 from ..stores.base import RANK_0, Store
 from ..thread_start import start_thread
 from .abort_reason import STORE, AbortReason, Departure, describe_death
+from .remedies import after_death, after_store_loss
 from .spec import GroupSpec
 
 __all__ = ["PeerWatch"]
@@ -64,7 +66,7 @@ class PeerWatch:
         if spec.size == 1:
             return
         self._keep(store.watch("abort", self._peer_aborted))
-        self._keep(self._group_store.watch("death", self._peer_aborted))
+        self._keep(self._group_store.watch("death", self._peer_died))
         self._watch_row(store, "inquiry", self._peer_asks)
         self._watch_row(store, "left", self._peer_left)
         self._watch_row(self._group_store, "left", self._peer_left)
@@ -226,9 +228,14 @@ class PeerWatch:
     def _peer_aborted(self, value: bytes) -> None:
         self._on_abort(AbortReason.from_json(value))
 
+    def _peer_died(self, value: bytes) -> None:
+        died = AbortReason.from_json(value)
+        self._on_abort(replace(died, remedy=after_death()))
+
     def _store_lost(self, message: str) -> None:
         culprits = (0,) if self._store.server == RANK_0 else ()
-        self._on_abort(AbortReason(message, STORE, culprits=culprits))
+        remedy = after_store_loss()
+        self._on_abort(AbortReason(message, STORE, culprits=culprits, remedy=remedy))
 
     def _peer_builds(self, device: str, value: bytes) -> None:
         # Not on the store's thread: building talks to the store.

@@ -20,7 +20,7 @@ from ..work.flight_recorder import GroupCounters, Record, recorder
 from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
 from ..work.work import Work
-from .abort_reason import ANEW_HINT, AbortReason, Departure
+from .abort_reason import AbortReason, Departure
 from .config import BackendConfig
 from .generation import Generation
 from .group_ops import GroupOps
@@ -34,6 +34,7 @@ from .op_start import (
     start,
     start_run,
 )
+from .remedies import ANEW_HINT
 from .spec import GroupSpec, Origin
 from .summary import GroupStatus, summarize
 from .suspension import memory_stats, refuse_if_suspended, resume, suspend

@@ -31,6 +31,7 @@ from .ended_ranks import EndedRanks
 from .key import GroupKey
 from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
+from .remedies import after_death, after_departure, after_store_loss
 from .script_end import line_that_ended, script_frame
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupSource, GroupStatus, WatchedGroup
@@ -352,8 +353,13 @@ class World:
         if dead:
             chosen = [one for one in chosen if not self._outlives(one, dead)]
         # At once: a backend waits up to a second for its library to end a group.
+        about: dict[str, Any] = {"by": by, "culprits": culprits}
+        remedy = after_death() if dead else ""
         aborts = [
-            partial(one.abort, reason, by=by, culprits=culprits) for one in chosen
+            partial(one.current.abort, reason, **about, remedy=remedy)
+            if isinstance(one, ProcessGroup)
+            else partial(one.abort, reason, **about)
+            for one in chosen
         ]
         if len(aborts) < 2:
             for abort in aborts:
@@ -505,20 +511,21 @@ class World:
             self._before_leave()
         with self._lock:
             if group is not None and group.group_desc != DEFAULT:
-                _leave_groups([group], how)
+                _leave_groups([group], how, after_departure())
                 group.shutdown()
                 self._groups.pop(group.key, None)
                 self.wrapped.discard(group.key)
                 recorder.changed()
                 return
             chosen, self._groups = self.groups(), {}
+        remedy = self._remedy()
         try:
-            _leave_groups(chosen, how)
+            _leave_groups(chosen, how, remedy)
             for one in reversed(chosen):
                 one.shutdown()
             if self._ends is not None:
                 with contextlib.suppress(DistError):
-                    self._ends.leave(how)
+                    self._ends.leave(how, remedy)
         except BaseException as error:
             for one in chosen:
                 one.abort(f"destroy_process_group() was ended by {error!r}")
@@ -588,20 +595,28 @@ class World:
         line = self.line_at_end()
         at = f" at {line}" if line else ""
         how = f": its process ended{at} ({UNKNOWN_END})"
-        serves = self.rank == 0 and store.server == RANK_0
+        serves, remedy = self._serves_store(), self._remedy()
+        if serves:
+            # The store ends with this process, and reports nothing after it.
+            how = f": its process, which serves the store, ends{at}"
         try:
             for group in self.groups():
-                if serves:
-                    # The store ends with this process, and reports nothing after it.
-                    how = f": its process, which serves the store, ends{at}"
-                group.current.leave(how, ends=True, by_will=not serves)
+                group.current.leave(how, ends=True, by_will=not serves, remedy=remedy)
             if self._ends is not None:
                 tell = self._ends.leave if serves else self._ends.will_leave
-                tell(how)
+                tell(how, remedy)
         except DistError as failed:
             _log.debug("no departure: %s", failed)
         if serves:
             self._say_goodbye(store, wait=False)
+
+    def _serves_store(self) -> bool:
+        store = self.store if self._owns_store else None
+        return self.rank == 0 and store is not None and store.server == RANK_0
+
+    def _remedy(self) -> str:
+        """Return what the others can do where this rank leaves all groups."""
+        return after_store_loss() if self._serves_store() else after_departure()
 
     def _disown(self) -> None:
         """Leave the groups to the parent: this process is its forked child.
@@ -657,10 +672,10 @@ def leave_to_rebuild(groups: Sequence[ProcessGroup], call: str) -> None:
         group.current.leave(how, ends=True, for_good=False, remedy=remedy)
 
 
-def _leave_groups(groups: Sequence[ProcessGroup], how: str) -> None:
+def _leave_groups(groups: Sequence[ProcessGroup], how: str, remedy: str) -> None:
     """Tell the other ranks of `groups` that this one leaves them, and let them end."""
     for group in groups:
-        group.current.leave(how)
+        group.current.leave(how, remedy=remedy)
     deadline = time.monotonic() + LINGER
     for group in groups:
         group.current.linger(deadline)

@@ -26,6 +26,7 @@ from rankscope.backends import TCPStore, init_process_group
 from rankscope.backends.devices.cuda_device import assign_device
 from rankscope.backends.groups.api import fail_on_async_error
 from rankscope.backends.groups.inquiry import locate_with
+from rankscope.backends.groups.remedies import note_notebook
 from rankscope.backends.groups.unattended import attendance
 from rankscope.backends.groups.world import world
 from rankscope.backends.launch_variables import (
@@ -215,6 +216,7 @@ class Agent:
     @requests.AssignRank.handler
     def _assign_rank(self, wanted: requests.AssignRank) -> requests.GpuAnswer:
         self.assignment = wanted.assignment
+        note_notebook()
         self.cells.reservations.assign(wanted.owner)
         os.environ.update(wanted.env)
         if wanted.assignment["torch"] is None:

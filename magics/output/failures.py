@@ -59,7 +59,9 @@ _DIAGNOSED = re.compile(r"; diagnosis(?: at [\d:]+)?: ")
 #: The errors whose message is an op and why it ended.
 _ENDED = ("DistAbortedError", "DistTimeoutError")
 #: What the messages of a timeout and of an abort have before the remedy.
-_REMEDY = re.compile(r"\. The group was aborted; |; (?=make it usable again with )")
+_REMEDY = re.compile(
+    r"\. The group was aborted; |; (?=make it usable again with |start it again with )"
+)
 #: Errors that Rankscope raises besides its own classes, for bad arguments.
 _OURS = (
     "ValueError",

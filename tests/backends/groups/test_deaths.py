@@ -282,6 +282,8 @@ for group in None, pair:
             dist.all_reduce(np.ones(3), group=group)
     except dist.DistError as error:
         print(error.culprits)
+        if isinstance(error, dist.DistAbortedError):
+            assert str(error).endswith("; start all ranks again"), error
 """
 
 
@@ -315,6 +317,7 @@ try:
     dist.all_reduce(np.ones(3), group=left)
 except dist.DistAbortedError as error:
     print(error.reason, error.culprits)
+    assert "; shrink_group() makes a group" in str(error)
 left.rebuild()
 try:
     dist.all_reduce(np.ones(3), group=left)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from rankscope import backends
-from rankscope.backends.groups.abort_reason import REBUILD_HINT
+from rankscope.backends.groups.remedies import after_abort
 from rankscope.engines import RankError
 from rankscope.engines.errors import plain
 from rankscope.magics.output.failures import (
@@ -273,10 +273,10 @@ def test_a_timeout_is_one_error_whoever_found_its_cause() -> None:
 def test_the_remedy_of_an_abort_is_said_once() -> None:
     message = (
         "all_reduce #1 of group 'default' on rank {} (cell 7 line 3): the group was "
-        f"aborted: requested from the board; {REBUILD_HINT}"
+        f"aborted: requested from the board; {after_abort()}"
     )
     errors = [error(r, "DistAbortedError", message.format(r)) for r in (0, 1)]
-    assert summary_of(errors).endswith(REBUILD_HINT)
+    assert summary_of(errors).endswith(after_abort())
     assert summary_of(errors, remedy=False) == (
         "ranks 0–1: DistAbortedError: all_reduce #1 of group 'default' (cell 7 line "
         "3): the group was aborted: requested from the board"
@@ -286,7 +286,7 @@ def test_the_remedy_of_an_abort_is_said_once() -> None:
 DIAGNOSED = (
     "{} of group 'default' on rank {} (cell 7 line 3): the group was aborted: "
     "rank 1 has not entered {}; abort requested from the board at 18:45:29; "
-    f"{REBUILD_HINT}"
+    f"{after_abort()}"
 )
 
 

@@ -1,0 +1,62 @@
+"""What to do next, as the errors of a group that ended say it at their end.
+
+That depends on what started the ranks: a notebook, ``rankscope.run``, or anything else.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import launched
+
+__all__ = [
+    "ANEW_HINT",
+    "after_abort",
+    "after_death",
+    "after_departure",
+    "after_store_loss",
+    "note_notebook",
+]
+
+ANEW_HINT = "make another one with new_group() or init_process_group()"
+_SHRINK = "shrink_group() makes a group of the ranks that are left"
+
+_in_notebook = False
+
+
+def note_notebook() -> None:
+    """Have errors offer magics from now on: this process is a rank of a notebook."""
+    global _in_notebook
+    _in_notebook = True
+
+
+def after_abort() -> str:
+    """Return what to do where all ranks of the group are there."""
+    how = "make it usable again with rebuild_process_group()"
+    return f"{how} or %dist_rebuild" if _in_notebook else how
+
+
+def after_death() -> str:
+    """Return what to do where a rank of the group has died."""
+    if _in_notebook:
+        return f"start it again with %dist_restart, then %dist_rebuild; or {_SHRINK}"
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if launched.is_launched() and restarts != "0":
+        return (
+            "destroy_process_group() and init_process_group(), or with torch "
+            "rankscope.torch.rebuild(), go on with the process that is started in its "
+            "place"
+        )
+    return _SHRINK
+
+
+def after_departure() -> str:
+    """Return what to do where a rank has left the group for good."""
+    if _in_notebook:
+        return f"%dist_rebuild makes this one anew on all ranks; or {_SHRINK}"
+    return _SHRINK
+
+
+def after_store_loss() -> str:
+    """Return what to do where the store of the groups is gone."""
+    return "start all ranks again"
