@@ -156,7 +156,8 @@ class Departure:
     the generation numbered `generation`, `remedy` what the others can do, and `at` when
     this rank learned of it (``time.monotonic()``). `by_abort`: that generation ends by
     an abort, and its later ones because of this. `by` is who says so; the default is
-    the rank.
+    the rank. Where it left all groups, `told` are the ids of those that hear of it by
+    themselves, with the number of its last collective.
     """
 
     rank: int
@@ -166,6 +167,7 @@ class Departure:
     generation: int = 0
     by_abort: bool = False
     by: str = ""
+    told: Sequence[str] = ()
     at: float = field(default_factory=time.monotonic)
 
     def to_json(self) -> str:
@@ -185,7 +187,16 @@ class Departure:
 
 
 #: The fields of a departure that the other ranks are told.
-_TOLD = ("rank", "text", "collectives", "remedy", "generation", "by_abort", "by")
+_TOLD = (
+    "rank",
+    "text",
+    "collectives",
+    "remedy",
+    "generation",
+    "by_abort",
+    "by",
+    "told",
+)
 
 
 def describe_death(rank: int) -> str:

@@ -7,7 +7,7 @@ it will not come to make a group that they make later, such as that of a shrink.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..errors import DistError
 from ..stores.base import Store
@@ -31,7 +31,11 @@ class EndedRanks:
     """
 
     def __init__(
-        self, store: Store, rank: int, on_end: Callable[[Departure], None]
+        self,
+        store: Store,
+        rank: int,
+        made: Iterable[str],
+        on_end: Callable[[Departure], None],
     ) -> None:
         self._store, self._rank, self._on_end = (
             PrefixStore("ended", store),
@@ -39,6 +43,8 @@ class EndedRanks:
             on_end,
         )
         self._closed = False
+        #: The ids of the groups that this rank has made.
+        self.made = list(made)
         self._watch(1)
         self.will_die(describe_death(rank))
 
@@ -67,7 +73,7 @@ class EndedRanks:
 
     def _left(self, how: str, remedy: str) -> str:
         text = f"rank {self._rank} left{how}"
-        return Departure(self._rank, text, 0, remedy).to_json()
+        return Departure(self._rank, text, 0, remedy, told=self.made).to_json()
 
     def _watch(self, number: int) -> None:
         def heard(value: bytes) -> None:

@@ -372,7 +372,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     def note_ended(self) -> None:
         """Take in which ranks of the job have ended."""
         for departure in list(self._ended.values()):
-            if departure.rank in self.ranks:
+            if departure.rank in self.ranks and self.key.id not in departure.told:
                 current = self._current
                 current.note_departure(replace(departure, generation=current.number))
 

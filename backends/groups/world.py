@@ -153,6 +153,8 @@ class World:
             self._ended,
         )
         self._groups[made.key] = made
+        if self._ends is not None:
+            self._ends.made.append(made.key.id)
         # One may have ended before the group was among those that learn of it.
         made.note_ended()
         self.no_groups = None
@@ -165,7 +167,8 @@ class World:
         if self._ends is not None:
             self._ends.close()
         self._ended.clear()
-        self._ends = EndedRanks(store, self.rank, self._rank_ended)
+        made = [one.key.id for one in self.groups()]
+        self._ends = EndedRanks(store, self.rank, made, self._rank_ended)
 
     def _rank_ended(self, departure: Departure) -> None:
         self._ended[departure.rank] = departure

@@ -176,6 +176,23 @@ def test_a_rank_that_left_for_good_is_back_where_all_begin_anew(
     all_reduce()
 
 
+def test_a_rank_that_left_all_groups_did_its_part_of_those_that_it_had(
+    group: dist.ProcessGroup,
+) -> None:
+    work = all_reduce()
+    others = dist.new_group([0, 2])
+    left = Departure(2, "rank 2 left at line 7", 0, told=[group.key.id])
+    world._rank_ended(left)
+    assert not group.current.departures.by_rank
+    Manual.made[0].works[0].mark_completed()
+    assert work.wait()
+    with pytest.raises(dist.DistAbortedError, match="line 7"):
+        dist.all_reduce(np.ones(3), group=others)
+    tell(group, 2, collectives=1)
+    with pytest.raises(dist.DistAbortedError, match="all_reduce in.*line 7"):
+        all_reduce()
+
+
 def test_a_group_that_was_destroyed_is_not_to_be_rebuilt(
     group: dist.ProcessGroup,
 ) -> None:

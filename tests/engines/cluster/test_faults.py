@@ -165,7 +165,7 @@ def test_a_rank_that_destroys_its_groups_gets_them_back(cluster: Cluster) -> Non
     for error in cell.errors.values():
         assert error.ename == "DistAbortedError"
         assert "rank 1 left group 'default' by destroy_process_group()" in error.evalue
-        assert "in a notebook %dist_rebuild" in error.evalue
+        assert "; %dist_rebuild makes this one anew on all ranks" in error.evalue
         assert "rebuild_process_group" not in error.evalue
     cluster.rebuild()
     cluster.execute("mine += 1\n" + SUM).result(WAIT)
