@@ -111,7 +111,7 @@ def test_a_second_window_and_a_reload_have_the_live_board(
     window.button("Diagnose").click()
     until(lambda: "Diagnosis: missing ranks" in window.texts("head")[0])
     assert window.button("Abort").is_enabled()
-    window.notebook.page.context.close()
+    window.notebook.page.close()
 
 
 def test_abort_and_rebuild(person: Person) -> None:

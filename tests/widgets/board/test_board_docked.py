@@ -159,7 +159,7 @@ def test_it_goes_with_the_ranks(notebook: Notebook) -> None:
     _run(notebook, "shutdown")
     until(lambda: _panel(notebook).count() == 0, 30)
     assert notebook.errors == []
-    notebook.page.context.close()
+    notebook.page.close()
 
 
 def test_in_the_mode_for_one_document_the_notebook_stays_in_sight(
