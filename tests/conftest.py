@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 #: They run in an environment of their own: ``make test-torch``.
 collect_ignore = [] if find_spec("torch") else ["with_torch"]
 
+_TESTS = Path(__file__).parent
 _WATCH = pytest.StashKey[Watch]()
 
 
@@ -106,19 +108,28 @@ def _patience(item: pytest.Item) -> float:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take what the imports and the collection made out of each garbage collection.
 
-    It lives as long as the run does, and the leak checks collect often. The process
-    that forks ranks is none of a test, so it starts here.
+    It lives as long as the run does, and the leak checks collect often. The
+    processes that fork others are none of a test, so they start here.
     """
     gc.collect()
     gc.freeze()
-    backends = session.config.rootpath / "tests" / "backends"
-    if not session.config.option.collectonly and any(
-        item.path.is_relative_to(backends) and item.get_closest_marker("processes")
+    if session.config.option.collectonly:
+        return
+    folders = {
+        item.path.relative_to(_TESTS).parts[0]
         for item in session.items
-    ):
-        forks = ExitStack()
+        if item.get_closest_marker("processes") or "with_torch" in item.path.parts
+    }
+    forks = ExitStack()
+    session.config.add_cleanup(forks.close)
+    if "backends" in folders:
         forks.enter_context(forked_ranks())
-        session.config.add_cleanup(forks.close)
+    if folders & {"engines", "magics", "widgets", "with_torch"}:
+        from tests.forked_programs import forked_programs
+
+        torch = "with_torch" in folders
+        own = [import_module("tests.with_torch.ranks")] if torch else []
+        forks.enter_context(forked_programs(*own))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -50,7 +50,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psutil
@@ -117,17 +117,23 @@ def main() -> None:
     if "plain" in sys.argv[1:]:
         server.serve()
         return
+    gc.disable()
+    run = preload()
+    server.serve()
+    run()
+
+
+def preload() -> Callable[[], object]:
+    """Import what engines need, and return what runs one."""
     # As the engine's own start does: read when its debugger is imported.
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    gc.disable()
     run = importlib.import_module("ipyparallel.engine.app").main
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     preload_backends()
     rehearse_error()
-    server.serve()
-    run()
+    return run
 
 
 def describe() -> dict[str, Any]:

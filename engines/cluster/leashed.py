@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import IO, Any
 
 import psutil
@@ -97,10 +97,10 @@ class LeashedProcess:
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - see `close`
-        self._popen = subprocess.Popen(
+        self._popen = Popen(
             [*keeper, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=PIPE,
+            stdout=PIPE,
             stderr=self._log,
             bufsize=0,
             env=env,
@@ -250,6 +250,6 @@ class LeashedProcess:
     def _wait(self, timeout: float) -> None:
         try:
             self.exit_code = self._popen.wait(timeout)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._popen.kill()
             self.exit_code = self._popen.wait()

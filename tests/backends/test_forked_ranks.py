@@ -41,8 +41,7 @@ def _surroundings(me: Rank) -> dict[str, object]:
         "leads a session": os.getsid(0) == os.getpid(),
         "open": until(_open),
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "forked": "tests.backends.forked_ranks"
-        in (sys.modules["__main__"].__doc__ or ""),
+        "forked": "tests.forks" in (sys.modules["__main__"].__doc__ or ""),
     }
 
 

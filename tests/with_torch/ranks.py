@@ -7,16 +7,17 @@ a control thread answers `Ranks.ask` also while the main thread hangs in an op.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import Queue
+from subprocess import Popen
 from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
@@ -58,12 +59,9 @@ class Ranks:
             control, its_control = Pipe()
             passed = [theirs.fileno(), its_control.fileno()]
             self._processes.append(
-                subprocess.Popen(
+                Popen(
                     [
-                        sys.executable,
-                        "-W",
-                        "ignore::FutureWarning",
-                        __file__,
+                        *(sys.executable, __file__),
                         *map(str, (*passed, rank, count, self._folder.name)),
                     ],
                     pass_fds=passed,
@@ -237,5 +235,6 @@ def _location() -> str:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore", FutureWarning)
     _numbers = [int(one) for one in sys.argv[1:5]]
     _main(_numbers[0], _numbers[1], _numbers[2], _numbers[3], sys.argv[5])
