@@ -127,6 +127,10 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
         if wait.unknown and wait.name in ONE_SIDED:
             # Those ahead do not show that these were in it.
             continue
+        one = picture.rank(wait.rank)
+        if wait.op is None and one.overrun and one.read_ns is None:
+            # A counter alone tells, and counters lag in a job that runs.
+            continue
         if wait.ahead and not wait.is_p2p and wait.rank not in blamed:
             behind[wait.rank].append(wait)
     first = {rank: min(waits, key=issue_order) for rank, waits in behind.items()}

@@ -480,6 +480,21 @@ def test_a_ring_that_lacks_what_is_in_flight(tmp_path: Path, active_only: bool) 
     assert_blames(examine([tmp_path]), fault=Fault.UNDECIDED)
 
 
+def test_counters_that_lag_name_nobody(tmp_path: Path) -> None:
+    """Rank 2's has not seen #3 end, which is not listed: it is over, or lost."""
+    found = ranks()
+    for one in found:
+        one.issue_many(3)
+        one.issue(done=False)
+        content = one.dump(active_only=True)
+        if one.rank == 2:
+            content["pg_status"]["0"]["last_completed_collective"] = 2
+        path = tmp_path / f"nccl_trace_rank_{one.rank}"
+        path.write_bytes(pickle.dumps(content, 2))
+        os.utime(path, (0, 0))
+    assert_blames(examine([tmp_path]), fault=Fault.UNDECIDED)
+
+
 def test_archives_have_members_that_are_not_read(tmp_path: Path) -> None:
     write(tmp_path / "d", without_rank_2())
     archive = tmp_path / "dumps.zip"
