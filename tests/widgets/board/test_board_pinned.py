@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rankscope.widgets.board.html import hang_html
 from tests.widgets import simulated, statuses
 from tests.widgets.clicks import click_yes
 from tests.widgets.scene import Scene, idle
+from tests.widgets.test_accessibility import two_groups
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator
@@ -127,6 +129,24 @@ def test_in_a_narrow_cell_the_sentence_is_below_its_title(scene: Scene) -> None:
     assert said is not None
     assert said["x"] == pytest.approx(title["x"], abs=2)
     assert said["y"] >= title["y"] + title["height"]
+
+
+def test_in_a_narrow_cell_all_answers_to_a_question_are_in_sight(scene: Scene) -> None:
+    page = scene.page.page
+    page.set_viewport_size({"width": 260, "height": 600})
+    scene.take(*two_groups())
+    page.evaluate(
+        "html => document.body.insertAdjacentHTML('afterbegin', html)",
+        hang_html("why", "the-board", "14:03:12", 7),
+    )
+    bar = page.locator(".rankscope-hang")
+    until(lambda: bar.count() == 1, 30)
+    bar.get_by_role("button", name="Abort").click()
+    for answer in ("yes", "no", "only"):
+        box = bar.get_by_role("button", name=re.compile(f"^{answer}")).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 260
 
 
 @pytest.mark.parametrize(("cell", "there"), [(6, False), (7, True), (8, True)])
