@@ -24,6 +24,7 @@ __all__ = [
     "arrived",
     "await_ranks",
     "enter",
+    "has_left",
     "leave",
     "say_goodbye",
 ]
@@ -156,6 +157,12 @@ def announce_end(store: Store, rank: int) -> None:
 
 def _gone(rank: int) -> str:
     return f"gone/{rank}"
+
+
+def has_left(store: Store, rank: int) -> bool:
+    """Return whether `rank`, or rank 0, has left `store`: nothing new begins in it."""
+    goodbye = PrefixStore("goodbye", store)
+    return any(goodbye.check([_gone(one)]) for one in {0, rank})
 
 
 def say_goodbye(store: Store, rank: int, size: int, *, wait: bool = True) -> None:

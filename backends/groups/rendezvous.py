@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from ..errors import DistError
+from ..errors import DistError, DistNetworkError
 from ..interface.registry import registrations_at_init
 from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
 from ..slurm_step import fill_environment
 from ..stores.base import Store
 from . import launched
+from .arrival import has_left
 
 __all__ = ["rendezvous"]
 
@@ -24,6 +26,9 @@ _RANK, _WORLD_SIZE, _MASTER = ranks(*_LAUNCHERS), sizes(*_LAUNCHERS), ENV.job
 #: a port as far from it, which no other job of the host should have.
 _AGENT_LISTENS = "TORCHELASTIC_USE_AGENT_STORE"
 _APART = 1009
+
+#: Seconds between two looks for the store of new groups.
+_LOOK = 0.05
 
 _FORMS = "expected env://, tcp://host:port or file:///path"
 
@@ -91,12 +96,36 @@ def rendezvous(
             raise ValueError(f"init_method {init_method!r}: {error}") from error
         if not host or not port:
             raise ValueError(f"init_method {init_method!r}: expected tcp://host:port")
+    return _tcp_store(host, port, rank, world_size, timeout, key), rank, world_size
+
+
+def _tcp_store(
+    host: str, port: int, rank: int, size: int, timeout: float, key: bytes | None
+) -> Store:
     from ..stores.tcp import TCPStore  # ZeroMQ takes 15 ms to import
 
-    store = TCPStore(
-        host, port, world_size, rank == 0, timeout, False, key=key, reports_deaths=True
-    )
-    return store, rank, world_size
+    deadline = time.monotonic() + timeout
+    while True:
+        over = time.monotonic() > deadline
+        try:
+            store = TCPStore(
+                host,
+                port,
+                size,
+                rank == 0,
+                timeout,
+                False,
+                key=key,
+                reports_deaths=True,
+            )
+            # It may be that of earlier groups, which rank 0 is about to end.
+            if over or rank == 0 or not has_left(store, rank):
+                return store
+            store.close()
+        except DistNetworkError as error:
+            if over or not error.culprits:
+                raise
+        time.sleep(_LOOK)
 
 
 def _from_launcher(timeout: float, key: bytes | None) -> tuple[Store, int, int] | None:

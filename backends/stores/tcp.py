@@ -141,10 +141,10 @@ class TCPStore(Store):
             self._client = TCPStoreClient(host_name, self.port, keys, server)
             self._client.connect(self._timeout)
             if reports_deaths:
-                # Both sides report how the process of the other one ended.
-                self._client.watch_server(self._call(b"process", own_process())[0])
                 if server == RANK_0:
                     self._client.served_by = (0,)
+                # Both sides report how the process of the other one ended.
+                self._client.watch_server(self._call(b"process", own_process())[0])
                 # From now on the master sends its goodbye to this client as well.
                 self._call(b"will")
             if wait_for_workers and world_size is not None and world_size > 0:

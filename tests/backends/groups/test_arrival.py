@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import arrival
 from rankscope.backends.groups.world import world
 from rankscope.backends.stores.hash import HashStore
+from tests.backends.scripts import script
 from tests.backends.store_backend import register
 
 
@@ -125,6 +127,36 @@ def comes_late(me: Rank) -> bool:
         assert x[0] == 3
         dist.destroy_process_group()
     return everybody
+
+
+AGAIN = """
+import os, sys
+import numpy as np
+import rankscope as dist
+
+for number in range(int(sys.argv[1]) if sys.argv[1:] else 0, 6):
+    dist.init_process_group(timeout=60)
+    x = np.ones(1)
+    dist.all_reduce(x)
+    assert x[0] == 3
+    dist.destroy_process_group()
+    if int(os.environ["RANK"]) == number % 3:
+        # A fresh program in its place, which takes longer than the others.
+        program = open("again.py").read()
+        os.execv(sys.executable, [sys.executable, "-c", program, str(number + 1)])
+"""
+
+
+def again(me: Rank) -> tuple[int, str]:
+    if me.rank == 0:
+        (Path(me.folder) / "again.py").write_text(AGAIN)
+    me.meet("written")
+    return script(me, AGAIN)
+
+
+@pytest.mark.processes
+def test_it_begins_again_though_rank_0_still_serves_the_groups_of_before() -> None:
+    assert run_ranks(3, again) == [(0, "")] * 3
 
 
 @pytest.mark.processes
