@@ -34,6 +34,11 @@ __all__ = ["Report", "examine"]
 VERSION = 1
 #: Problems of files that a text leaves out: a stdout without output is none.
 _QUIET = ("", "empty")
+_NOTHING = "nothing hangs, as far as what was read tells"
+_NO_OPS = (
+    "the dumps list no op: none was in flight, or none was recorded; if the job hangs, "
+    "the stacks of its ranks tell where"
+)
 #: Ends of ranks that are told beside a cause.
 _MOST_ENDS = 8
 
@@ -105,7 +110,7 @@ class Report:
             lines += [f"  {text}" for text in one.consequences]
         recorded = [rank for rank, one in self.evidence.ranks.items() if one.recorded]
         if not self.verdicts and recorded:
-            lines.append("nothing hangs, as far as what was read tells")
+            lines.append(_NOTHING if self._has_ops() else _NO_OPS)
         if recorded:
             lines.append(self._read(recorded))
         elif not self.verdicts:
@@ -118,6 +123,10 @@ class Report:
         ]
         # What is printed; `as_dict` has it as it is.
         return printable("\n".join(lines))
+
+    def _has_ops(self) -> bool:
+        ranks = self.evidence.ranks.values()
+        return any(found.ops for one in ranks for found in one.groups.values())
 
     def _read(self, recorded: list[int]) -> str:
         """Return ``read: ranks 0–3, 5–7 of 8; no records of rank 4``."""

@@ -495,6 +495,12 @@ def test_counters_that_lag_name_nobody(tmp_path: Path) -> None:
     assert_blames(examine([tmp_path]), fault=Fault.UNDECIDED)
 
 
+def test_dumps_without_an_op_do_not_say_that_nothing_hangs(tmp_path: Path) -> None:
+    text = examine([write(tmp_path, ranks())]).as_text()
+    assert text.startswith("the dumps list no op: none was in flight")
+    assert text.endswith("read: ranks 0–3 of 4")
+
+
 def test_archives_have_members_that_are_not_read(tmp_path: Path) -> None:
     write(tmp_path / "d", without_rank_2())
     archive = tmp_path / "dumps.zip"
