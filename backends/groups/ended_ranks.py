@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 from ..errors import DistError
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
+from ..thread_start import start_thread
 from .abort_reason import STORE, Departure, describe_death
+from .peer_watch import DEPARTURE_WAIT
 from .remedies import after_death
 
 __all__ = ["EndedRanks"]
@@ -64,8 +66,19 @@ class EndedRanks:
     def leave(self, how: str, remedy: str) -> None:
         """Tell the others that this rank leaves all groups, as `will_leave` does."""
         self.close()
-        number = self._store.add("rank", 1)
-        self._store.set(f"rank/{number}", self._left(how, remedy))
+
+        def tell() -> None:
+            try:
+                number = self._store.add("rank", 1)
+                self._store.set(f"rank/{number}", self._left(how, remedy))
+            except DistError as error:
+                _log.debug("rank %d: no departure: %s", self._rank, error)
+
+        try:
+            # The store may be that of a rank that is stopped.
+            start_thread("departure", tell).join(DEPARTURE_WAIT)
+        except RuntimeError:
+            tell()  # at the end of Python
 
     def close(self) -> None:
         """Hear no more, as of what concerns processes that others have replaced."""

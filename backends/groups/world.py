@@ -527,8 +527,7 @@ class World:
             for one in reversed(chosen):
                 one.shutdown()
             if self._ends is not None:
-                with contextlib.suppress(DistError):
-                    self._ends.leave(how, remedy)
+                self._ends.leave(how, remedy)
         except BaseException as error:
             for one in chosen:
                 one.abort(f"destroy_process_group() was ended by {error!r}")
