@@ -51,7 +51,7 @@ def test_an_op_that_backends_run_has_the_methods_of_its_row(op: OpType) -> None:
 def test_an_op_that_backends_run_is_public(op: OpType) -> None:
     assert op.value in rankscope.backends.__all__, (
         f"no public {op.value}: define it in a module of backends/collectives/, and "
-        "import and export it in backends/__init__.py"
+        "name it in backends/__init__.pyi"
     )
 
 
