@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..thread_start import start_thread
+from ..work.latch import Latch
 from ..work.op_type import OpType
 from ..work.work import Work
 from .algorithms import SEND, Flat, Schedule, Transfer
@@ -135,7 +136,7 @@ class MessageQueue:
     ) -> None:
         #: Returns the ranks of the group, for messages.
         self.members = members
-        self.opened = threading.Event()
+        self.opened = Latch()
         #: The threads that drive this queue because they wait for one of its Works.
         self.waiting = set[int]()
         #: Whether one of them has waited for long.

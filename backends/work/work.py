@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..quantities import as_seconds
 from .future import Future
+from .latch import Latch
 from .op_type import OpType
 from .record_fields import UNSEEN
 from .state import COMPLETED, SCHEDULED, STARTED, Failures, OpRecord, WorkState
@@ -121,8 +122,8 @@ class Work:
         # Recursive, as a signal handler may abort the group while this thread has it.
         self._lock = _RLock()
         # Made by the first waiter only: most Works are done before anybody
-        # has to block, and an Event costs more than the rest of the object.
-        self._done: threading.Event | None = None
+        # has to block.
+        self._done: Latch | None = None
         self._callbacks: list[Callable[[Work], None]] | None = None
         # The Work that is made of this one, and starts when this one does.
         self._outer: Work | None = None
@@ -492,7 +493,7 @@ class Work:
             if self._state.is_terminal:
                 return True
             if self._done is None:
-                self._done = threading.Event()
+                self._done = Latch()
         return self._done.wait(timeout)
 
     def _is_over(self, timeout: float | None) -> bool:
