@@ -215,8 +215,9 @@ def stopped(me: Rank, backend: str) -> None:
         assert floods[49] is not None
         with pytest.raises(dist.DistAbortedError):
             floods[49].wait()
-        assert all(flood.is_completed() for flood in floods)
-        assert time.monotonic() - began < 20
+        while not all(flood.is_completed() for flood in floods):
+            assert time.monotonic() - began < 20
+            time.sleep(0.01)
         left = dist.shrink_group([2])
         total = np.full(3, me.rank + 1.0)
         dist.all_reduce(total, group=left)

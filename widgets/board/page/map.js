@@ -27,6 +27,7 @@ export class RankMap {
     this.mesh = null;
     this.key = "state"; // what the colours mean
     this.width = 0;
+    this.laid = { squares: [], size: [0, 0] }; // until it is drawn
     this.place = -1; // of the square that the keys are at
     this.build();
   }
@@ -182,6 +183,7 @@ export class RankMap {
 
   keydown(event) {
     const { squares } = this.laid;
+    if (squares.length === 0) return;
     if (event.key === "Enter" && this.place >= 0) this.press(this.place);
     else if (event.key === "Escape" && this.place >= 0) this.goTo(-1);
     else if (/^Arrow|^Home$|^End$/.test(event.key)) {

@@ -1,3 +1,4 @@
+import { RankMap } from "/widgets/board/page/map.js";
 import { aboutLines, layOut, linesOf, meshOf, neighbour, placeOf, scaleOf, scalesOf } from "/widgets/board/page/map_layout.js";
 import { equal, test } from "./harness.js";
 
@@ -109,4 +110,11 @@ test("a scale goes from the lowest value to the highest", () => {
   equal(scaleOf(new Map([[0, {}]]), "memory").parts, new Map());
   const late = new Map([[0, { waits: "76%" }], [1, { waits: "0%", late: "90% · 8 ms" }], [2, {}]]);
   equal(scaleOf(late, "late"), { parts: new Map([[0, 0], [1, 1]]), least: "0%", most: "90% · 8 ms" });
+});
+
+test("a map that is not drawn yet has no rank below the pointer", () => {
+  const map = new RankMap(() => { throw new Error("no rank"); });
+  for (const type of ["pointermove", "click"]) map.canvas.dispatchEvent(new MouseEvent(type));
+  equal(map.placeAt({ offsetX: 0, offsetY: 0 }), -1);
+  map.keydown({ key: "End", preventDefault() { throw new Error("a key"); } });
 });
