@@ -197,8 +197,9 @@ def failure_key(error: RankError) -> Hashable:
     if said != error.evalue:
         trace = trace.partition(said)[0]
     # Of a death the exit code counts, and not the process.
-    end, process, rest = said.partition(" (engine ")
-    said = end + _NUMBER.sub("#", process + rest) if process else _NUMBER.sub("#", said)
+    dead = error.ename == "EngineDied"
+    end = said.partition(" (engine ")[0] if dead else ""
+    said = end + _NUMBER.sub("#", said.removeprefix(end))
     return (error.ename, error.line, said, _NUMBER.sub("#", trace))
 
 

@@ -80,6 +80,15 @@ def test_deaths_with_other_exit_codes_are_told_apart() -> None:
     assert third.startswith(" 3: EngineDied: killed by SIGKILL (")
 
 
+def test_what_a_death_has_ended_is_one_error() -> None:
+    said = (
+        "all_reduce #2 of group 'default' on rank {} (cell 7 line 3): the group was "
+        "aborted: rank 3 is dead: killed by SIGKILL (engine 3, pid 73 on vm)"
+    )
+    errors = [error(rank, "DistAbortedError", said.format(rank)) for rank in range(3)]
+    assert len({failure_key(one) for one in errors}) == 1
+
+
 def test_what_a_rank_alone_did_comes_before_what_its_group_raised() -> None:
     group = error(0, "DistError", "rank 1 has nothing to send: its obj")
     alone = error(1, "TypeError", "obj cannot be pickled")
