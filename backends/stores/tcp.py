@@ -138,11 +138,10 @@ class TCPStore(Store):
         self._client: TCPStoreClient | None = None
         deadline = time.monotonic() + self._timeout
         try:
-            self._client = TCPStoreClient(host_name, self.port, keys, server)
+            served_by = (0,) if reports_deaths and server == RANK_0 else ()
+            self._client = TCPStoreClient(host_name, self.port, keys, server, served_by)
             self._client.connect(self._timeout)
             if reports_deaths:
-                if server == RANK_0:
-                    self._client.served_by = (0,)
                 # Both sides report how the process of the other one ended.
                 self._client.watch_server(self._call(b"process", own_process())[0])
                 # From now on the master sends its goodbye to this client as well.

@@ -77,8 +77,17 @@ class TCPStoreClient:
     the thread through a pipe, and each waits for the answer to its own request.
     """
 
-    def __init__(self, host: str, port: int, keys: CurveKeys, server: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: CurveKeys,
+        server: str,
+        served_by: tuple[int, ...] = (),
+    ) -> None:
         self._where, self._server = f"{host}:{port}", server
+        # The rank that serves the store, if one does for all of its life.
+        self._served_by = served_by
         endpoint = endpoint_of(host, port)
         self._numbers = itertools.count(1)
         # Reentrant: the garbage collector may close the store on any thread.
@@ -90,8 +99,6 @@ class TCPStoreClient:
         self._caller: threading.Thread | None = None
         # Why no more requests are accepted: a status, its message and the culprits.
         self._end: tuple[bytes, str, tuple[int, ...]] | None = None
-        #: The rank that serves the store, if one does for all of its life.
-        self.served_by: tuple[int, ...] = ()
         self._settled = threading.Event()
         self._connected = False
         # Whether the server has sent its goodbye, and the callbacks for a loss of the
@@ -150,7 +157,8 @@ class TCPStoreClient:
                 "running, on the host that MASTER_ADDR names, and is the port open?"
             )
         if self._end is not None:
-            raise DistNetworkError(self._end[1])
+            _, message, culprits = self._end
+            raise DistNetworkError(message, culprits=culprits)
 
     def submit(
         self,
@@ -323,7 +331,7 @@ class TCPStoreClient:
                 b"lost",
                 f"the connection to the store at {self._where} was lost: the process "
                 f"of {self._server} ended{self._how()}; the group must be made again",
-                self.served_by,
+                self._served_by,
             )
         elif kind in (
             zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,

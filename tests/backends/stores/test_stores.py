@@ -591,6 +591,21 @@ def test_tcp_client_may_come_first() -> None:
     master.close()
 
 
+def test_tcp_names_rank_0_where_it_ends_as_a_client_connects() -> None:
+    """By which `init_process_group` knows the store of the groups of before."""
+    master = TCPStore("127.0.0.1", 0, is_master=True, key=KEY)
+    client = tcp_client.TCPStoreClient(
+        "127.0.0.1", master.port, curve_keys(KEY), base.RANK_0, (0,)
+    )
+    client.connect(20)
+    master.close()
+    until(lambda: client.ended)
+    with pytest.raises(DistNetworkError, match="was lost") as caught:
+        client.connect(20)
+    assert caught.value.culprits == (0,)
+    client.close()
+
+
 def test_tcp_port_in_use(master: TCPStore) -> None:
     with pytest.raises(DistNetworkError, match=r"in use.*choose another MASTER_PORT"):
         TCPStore("127.0.0.1", master.port, is_master=True, key=KEY)
