@@ -21,14 +21,12 @@ from ..stores.base import RANK_0, Store
 from ..thread_start import start_thread
 from .abort_reason import STORE, AbortReason, Departure, describe_death
 from .remedies import after_death, after_store_loss
+from .row import Row
 from .spec import GroupSpec
 
 __all__ = ["PeerWatch"]
 
 _log = logging.getLogger(__name__)
-
-#: Seconds that a rank that leaves waits for the store to take note of it.
-DEPARTURE_WAIT = 0.5
 
 
 class PeerWatch:
@@ -54,6 +52,10 @@ class PeerWatch:
         on_departure: Callable[[Departure], None],
     ) -> None:
         self._spec, self._store, self._group_store = spec, store, group_store
+        place = spec.describe()
+        self._left = Row(store, "left", place)
+        self._left_for_good = Row(group_store, "left", place)
+        self._inquiries = Row(store, "inquiry", place)
         self._on_abort, self._on_build = on_abort, on_build
         self._on_inquiry, self._on_departure = on_inquiry, on_departure
         self._lock = threading.Lock()
@@ -67,9 +69,9 @@ class PeerWatch:
             return
         self._keep(store.watch("abort", self._peer_aborted))
         self._keep(self._group_store.watch("death", self._peer_died))
-        self._watch_row(store, "inquiry", self._peer_asks)
-        self._watch_row(store, "left", self._peer_left)
-        self._watch_row(self._group_store, "left", self._peer_left)
+        self._inquiries.watch(self._peer_asks, self._keep)
+        for row in (self._left, self._left_for_good):
+            row.watch(self._peer_left, self._keep)
         # If the store reports deaths at all.
         if 0 in spec.ranks or store.server != RANK_0:
             self._keep(store.watch_loss(self._store_lost))
@@ -121,12 +123,11 @@ class PeerWatch:
 
     def _in_background(
         self, what: str, target: Callable[..., object], *args: object
-    ) -> threading.Thread | None:
+    ) -> None:
         # The dead rank may be the store's host: never wait for an answer.
         # Python 3.12 starts no thread at its end.
         with contextlib.suppress(RuntimeError):
-            return start_thread(f"{what}-{self._spec.name}", target, *args)
-        return None
+            start_thread(f"{what}-{self._spec.name}", target, *args)
 
     def _publish(self, key: str, reason: AbortReason) -> AbortReason | None:
         """Set `key` unless a rank has; return what it holds, ``None`` on failure."""
@@ -159,32 +160,16 @@ class PeerWatch:
         self._store.set(f"build/{device}", b"1")
 
     def publish_departure(self, departure: Departure, *, for_good: bool) -> None:
-        """Tell the other ranks that this one leaves, `for_good` or this generation.
-
-        Waits up to `DEPARTURE_WAIT` seconds for the store, which may be that of a rank
-        that is stopped.
-        """
-        store = self._group_store if for_good else self._store
-
-        def publish() -> None:
-            try:
-                number = store.add("left", 1)
-                store.set(f"left/{number}", departure.to_json())
-            except DistError as error:
-                _log.debug("%s: no departure: %s", self._spec.describe(), error)
-
-        thread = self._in_background("departure", publish)
-        if thread is None:
-            publish()  # at the end of Python
-        else:
-            thread.join(DEPARTURE_WAIT)
+        """Tell the other ranks that this one leaves, `for_good` or this generation."""
+        row = self._left_for_good if for_good else self._left
+        row.append(departure.to_json())
 
     def publish_departure_at_end(self, departure: Departure) -> None:
         """Tell the other ranks that this one left, once its process has ended.
 
         If the store does not report that, they learn of it now.
         """
-        if self._group_store.last_will("left/+", departure.to_json()):
+        if self._left_for_good.append_at_end(departure.to_json()):
             # It is no death.
             self._group_store.last_will("death", b"")
         else:
@@ -198,24 +183,6 @@ class PeerWatch:
             _log.debug("%s: not all left: %s", self._spec.describe(), error)
 
     # -- messages of the other ranks ----------------------------------------
-
-    def _watch_row(
-        self,
-        store: Store,
-        name: str,
-        hear: Callable[[int, bytes], None],
-        number: int = 1,
-    ) -> None:
-        """Call ``hear(number, value)`` as keys of `name` from `number` on are set."""
-
-        def heard(value: bytes) -> None:
-            hear(number, value)
-            try:
-                self._watch_row(store, name, hear, number + 1)
-            except DistError as error:
-                _log.debug("%s: no more %s: %s", self._spec.describe(), name, error)
-
-        self._keep(store.watch(f"{name}/{number}", heard))
 
     def _peer_asks(self, number: int, _asker: bytes) -> None:
         self._on_inquiry(number)
