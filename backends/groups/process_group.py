@@ -102,7 +102,6 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         # The ranks of a later generation may be other processes: it has no origin.
         self._current = Generation(self._spec, generation, store, origin=origin)
         self._ended = ended
-        self.note_ended()
         # The batch that each thread inside a coalescing block is filling.
         self._captures: dict[int, list[PendingOp]] = {}
         self._destroyed = False

@@ -155,7 +155,7 @@ class World:
         self._groups[made.key] = made
         if self._ends is not None:
             self._ends.made.append(made.key.id)
-        # One may have ended before the group was among those that learn of it.
+        # Those of before, and one that ended before the group was among these.
         made.note_ended()
         self.no_groups = None
         recorder.changed()

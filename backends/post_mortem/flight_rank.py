@@ -135,7 +135,10 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
         if final["p2p_seq_id"] or any(op.is_p2p for op in ops):
             self.p2p.add(name)
             found = {one["p2p_seq_id"] for one in listed if _is_p2p(one)}
-            if found == {*range(1, final["p2p_seq_id"] + 1)} and "backend" not in final:
+            last = final["p2p_seq_id"]
+            # Counted first: a damaged file may have any number.
+            lists_all = len(found) == last and found == {*range(1, last + 1)}
+            if lists_all and "backend" not in final:
                 self.whole_p2p.add(name)
         if place is not None and ranks is not None and place < len(ranks):
             own = {ranks[place]} if own is None else own & {ranks[place]}
