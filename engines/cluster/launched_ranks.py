@@ -26,8 +26,10 @@ __all__ = ["LaunchedRanks", "Progress", "silent"]
 
 Progress = Callable[[str], None]
 
-#: Seconds that the ranks get to answer before they are ended.
-LAST_ANSWER = 0.3
+#: Seconds that ranks get before they are ended: to answer, and to heed an interrupt.
+#: Of more processes than cores, one answered after 0.3 s now and then, and its row
+#: showed for good what it was at before.
+LAST_ANSWER, INTERRUPT_WAIT = 2.0, 0.3
 #: Seconds that a controller gets to acknowledge its shutdown.
 HUB_WAIT = 5.0
 
@@ -263,7 +265,7 @@ class LaunchedRanks(Ranks):
             # By a request: of two signals in a row, another thread than the main one
             # may take both. A client that has closed itself sends none.
             with contextlib.suppress(OSError):
-                self._registry.ask(Interrupt(), busy, LAST_ANSWER)
+                self._registry.ask(Interrupt(), busy, INTERRUPT_WAIT)
 
     def _disconnect(self) -> None:
         with contextlib.ExitStack() as steps:

@@ -226,8 +226,8 @@ class BoardFeed:
         try:
             cancel = self._cluster.subscribe(self._on_status)
         except ClusterError:
-            # The cluster was shut down a moment ago.
-            return
+            # The cluster was shut down a moment ago: the loop finds that it has ended.
+            cancel = _nothing
         try:
             while not self._closing.is_set():
                 pending = self._changed_at is not None and self.model.rests
@@ -317,3 +317,7 @@ class BoardFeed:
             for viewer, last_message in self._viewers.items()
             if now - last_message < VIEWER_TIMEOUT
         }
+
+
+def _nothing() -> None:
+    """End no subscription."""

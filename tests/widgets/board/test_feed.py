@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines import ClusterStatus, ObservedRanks
+from rankscope.engines import ClusterError, ClusterStatus, ObservedRanks
 from rankscope.engines.status import Summary
 from rankscope.widgets.board import feed as of_feed
 from rankscope.widgets.board.feed import BoardFeed
+from rankscope.widgets.board.model import Message
 from tests.widgets import simulated, statuses
 
 
@@ -131,6 +132,20 @@ def test_a_hang_and_its_end_are_reported(saved: _Saved) -> None:
     saved.has("Missing ranks all_reduce #14")
     saved.ranks.take(group={"state": "aborted", "reason": "enough"})
     saved.has("Aborted all_reduce #14")
+
+
+def test_a_cluster_that_ends_as_a_page_opens_is_shown_as_ended() -> None:
+    ranks, sent = _Ranks(), list[Message]()
+
+    def refuse(callback: Callable[[int, Summary], None]) -> Callable[[], None]:
+        ranks.closed = True
+        raise ClusterError("this cluster is shut down")
+
+    ranks.subscribe = refuse  # type: ignore[method-assign]
+    feed = BoardFeed(cast(ObservedRanks, ranks), sent.append, lambda: None)
+    feed.watch("page")
+    until(lambda: not feed.running, 60, "the thread's end")
+    assert sent[-1]["banner"]["title"] == "Ended"
 
 
 def test_what_changes_at_rest_is_not_reported_again_and_again(saved: _Saved) -> None:
