@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Collection, Iterator, Mapping
+from datetime import timedelta
 
 from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
@@ -25,13 +26,15 @@ __all__ = [
     "await_ranks",
     "enter",
     "has_left",
+    "hurry",
     "leave",
     "say_goodbye",
 ]
 
 _log = logging.getLogger(__name__)
 
-# Seconds that rank 0 waits until the others have left the store, or read from it.
+# Seconds that rank 0 waits until the others have left the store, or read from it, and
+# these for rank 0, which may be stopped, to take note of it.
 _GOODBYE = 5.0
 # How often a rank has begun to make its default group over the same store.
 _COUNT = "init_process_group"
@@ -165,11 +168,17 @@ def has_left(store: Store, rank: int) -> bool:
     return any(goodbye.check([_gone(one)]) for one in {0, rank})
 
 
+def hurry(store: Store) -> None:
+    """Have calls of a process that is to end not wait for long."""
+    store.timeout = min(store.timeout, timedelta(seconds=_GOODBYE))
+
+
 def say_goodbye(store: Store, rank: int, size: int, *, wait: bool = True) -> None:
     """Withdraw the death notices of this rank; on rank 0 wait for the others.
 
     `wait` is whether rank 0 waits. `store` remains to be closed.
     """
+    hurry(store)
     goodbye = PrefixStore("goodbye", store)
     try:
         store.withdraw()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..errors import DistError, DistStoreError
+from ..errors import DistError, DistNetworkError, DistStoreError
 from ..stores.base import Store
 from ..thread_start import start_thread
 from ..work.flight_recorder import Record, recorder
@@ -151,13 +151,13 @@ def locate_with(locate: Callable[[], Place]) -> None:
 class Question:
     """One question to the ranks of a group: the first one to ask has the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
         self._begun = time.monotonic()
+        self._store = store
+        self._found: Explanation | None = None
         # Whether the store has answered.
         self._heard = False
         self._done = threading.Event()
-        #: What was found; ``None`` before, and where nothing was.
-        self.found: Explanation | None = None
         #: Whether this rank was the first.
         self.is_own = False
 
@@ -167,12 +167,21 @@ class Question:
         longest = LONGEST_HEARD if self._heard else LONGEST
         return self._done.is_set() or time.monotonic() - self._begun > longest
 
+    @property
+    def found(self) -> Explanation | None:
+        """What was found, be it that the store is silent; ``None`` before."""
+        if self._heard or self._found is not None or not self.is_over:
+            return self._found
+        silent = self._store.no_answer()
+        return None if silent is None else Explanation(str(silent), silent.culprits)
+
     def heard(self) -> None:
         """Note that the store answers."""
         self._heard = True
 
-    def end(self) -> None:
-        """Note that nothing more is found."""
+    def end(self, found: Explanation | None = None) -> None:
+        """Note what was found, and that nothing more is."""
+        self._found = found
         self._done.set()
 
 
@@ -189,7 +198,7 @@ class Inquiry:
 
     def ask(self) -> Question:
         """Ask the ranks why an op does not end. Never blocks."""
-        question = Question()
+        question = Question(self._store)
         if self._spec.size == 1:
             question.end()
         else:
@@ -197,16 +206,21 @@ class Inquiry:
         return question
 
     def _find(self, question: Question) -> None:
+        found = None
         try:
-            question.found = self._ask_ranks(question)
+            found = self._ask_ranks(question)
         except DistError as error:
-            _log.warning(
+            # That the store is silent or gone is what the op's own error says.
+            _log.log(
+                logging.DEBUG
+                if isinstance(error, DistNetworkError)
+                else logging.WARNING,
                 "%s: the ranks could not be asked why an op does not end: %s",
                 self._spec.describe(),
                 error,
             )
         finally:
-            question.end()
+            question.end(found)
 
     def _ask_ranks(self, question: Question) -> Explanation | None:
         deadline = time.monotonic() + ANSWER_WAIT

@@ -575,6 +575,7 @@ class World:
         store, error = self.store, getattr(sys, "last_value", None)
         if store is None:
             return
+        arrival.hurry(store)
         if error is None or hasattr(sys, "ps1"):
             self._leave_at_end(store)
             return

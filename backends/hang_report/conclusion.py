@@ -14,6 +14,7 @@ from typing import Any
 from ..groups.unattended import page_writers
 from ..groups.world import world
 from ..rank_sets import name_ranks
+from ..stores.process_end import is_stopped
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_facts
 
@@ -23,7 +24,6 @@ __all__ = [
     "add_absent_ranks",
     "conclude",
     "death_by_signal",
-    "is_stopped",
     "read_stacks",
 ]
 
@@ -91,15 +91,6 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
         # It is on another host, or ended before it had begun here.
         if not (folder / f"{FACTS}{rank}.json").exists():
             write_facts(folder, rank, {"has_ended": True, "death": death})
-
-
-def is_stopped(pid: Any) -> bool:
-    """Return whether a process is stopped; False where that is not known."""
-    with contextlib.suppress(OSError, IndexError):
-        # Its name, in brackets before the state, may be anything.
-        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
-        return status.split()[0] in (b"T", b"t")
-    return False
 
 
 def death_by_signal(rank: int, text: str) -> str:

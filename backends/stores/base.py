@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ..errors import DistStoreTimeoutError, QueueEmptyError
+from ..errors import DistNetworkTimeoutError, DistStoreTimeoutError, QueueEmptyError
 from ..quantities import as_int, as_seconds
 from ..rank_sets import name_ranks
 
@@ -545,6 +545,13 @@ class Store:
             Cancels the call.
         """
         return lambda: None
+
+    def no_answer(self) -> DistNetworkTimeoutError | None:
+        """Return the error for calls that are not answered, where others serve it.
+
+        Its culprits are those that serve it, if their process is known to be stopped.
+        """
+        return None
 
     def close(self) -> None:
         """Free sockets, threads and files; the store is unusable afterwards."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from ..errors import DistStoreError
+from ..errors import DistNetworkTimeoutError, DistStoreError
 from .base import Store, remaining
 
 __all__ = ["PrefixStore"]
@@ -134,6 +134,9 @@ class PrefixStore(Store):
 
     def watch_loss(self, callback: Callable[[str], None]) -> Callable[[], None]:
         return self._open().watch_loss(callback)
+
+    def no_answer(self) -> DistNetworkTimeoutError | None:
+        return self.underlying_store.no_answer()
 
     def close(self) -> None:
         """End the waits and watches made here; the underlying store stays open."""

@@ -16,7 +16,14 @@ import signal
 import struct
 from pathlib import Path
 
-__all__ = ["ProcessEnd", "describe_exit_code", "host_id", "own_process", "process_end"]
+__all__ = [
+    "ProcessEnd",
+    "describe_exit_code",
+    "host_id",
+    "is_stopped",
+    "own_process",
+    "process_end",
+]
 
 # The field exit_code of /proc/PID/stat, counted from the one behind the name.
 _EXIT_CODE = 49
@@ -33,7 +40,7 @@ class ProcessEnd:
     """The end of process `pid`, which runs now; raises `OSError` if that is refused."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
         self._pidfd = os.pidfd_open(pid)
         self._known: str | None = None
 
@@ -62,7 +69,7 @@ class ProcessEnd:
 
     def _status_of_zombie(self) -> int | None:
         """Return the wait status while the parent has not asked for it, if known."""
-        folder = Path("/proc", str(self._pid))
+        folder = Path("/proc", str(self.pid))
         try:
             # The name, in parentheses, may contain spaces.
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
@@ -89,6 +96,15 @@ class ProcessEnd:
     def close(self) -> None:
         """Close the pidfd."""
         os.close(self._pidfd)
+
+
+def is_stopped(pid: object) -> bool:
+    """Return whether a process is stopped; False where that is not known."""
+    with contextlib.suppress(OSError, IndexError):
+        # Its name, in brackets before the state, may be anything.
+        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
+        return status.split()[0] in (b"T", b"t")
+    return False
 
 
 def describe_exit_code(code: int) -> str:

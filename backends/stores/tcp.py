@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ..errors import DistStoreError, DistStoreTimeoutError
+from ..errors import DistNetworkTimeoutError, DistStoreError, DistStoreTimeoutError
 from ..quantities import as_int
 from .base import DEFAULT_TIMEOUT, RANK_0, Store, remaining, to_bytes
 from .process_end import own_process
@@ -208,6 +208,9 @@ class TCPStore(Store):
         if not self._reports_deaths:
             return lambda: None
         return self._connected().watch_loss(callback)
+
+    def no_answer(self) -> DistNetworkTimeoutError | None:
+        return None if self._client is None else self._client.no_answer()
 
     @property
     def lost(self) -> bool:

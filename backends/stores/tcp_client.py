@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..thread_start import start_thread
 from .base import join, remaining
-from .process_end import ProcessEnd, process_end
+from .process_end import ProcessEnd, is_stopped, process_end
 from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of, zmq_context
 
 __all__ = ["Request", "TCPStoreClient"]
@@ -233,9 +233,18 @@ class TCPStoreClient:
 
     def no_answer(self) -> DistNetworkTimeoutError:
         """Return the error for a server that is connected but does not answer."""
+        end = self._server_end
+        stopped = end is not None and is_stopped(end.pid)
+        why = "is stopped or overloaded, or its host is out of reach"
+        if end is not None and stopped:
+            why = (
+                f"(pid {end.pid}) is stopped (SIGSTOP, or a debugger): kill -CONT "
+                f"{end.pid} continues it"
+            )
         return DistNetworkTimeoutError(
             f"the store at {self._where} does not answer: the process of "
-            f"{self._server} is stopped or overloaded"
+            f"{self._server} {why}",
+            culprits=self._served_by if stopped else (),
         )
 
     def close(self) -> None:

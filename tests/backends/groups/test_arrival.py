@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,13 @@ def test_rank_0_does_not_wait_for_ranks_whose_program_has_ended(
     arrival.say_goodbye(store, 1, 3)
     waits.join(30)
     assert not waits.is_alive()
+
+
+def test_a_rank_that_leaves_waits_for_the_store_no_longer_than_for_a_goodbye() -> None:
+    """That of a rank that is stopped would not answer for the timeout of the store."""
+    store = HashStore(timeout=3600)
+    arrival.say_goodbye(store, 1, 2)
+    assert store.timeout == timedelta(seconds=arrival._GOODBYE)
 
 
 def test_a_process_that_a_rank_has_started_is_not_that_rank() -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+import rankscope as dist
 from rankscope.backends.groups import deadlines, unattended
 from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.deadlines import EARLY, Deadlines
@@ -26,13 +27,13 @@ class Asked:
         self.questions: list[Question] = []
 
     def ask(self) -> Question:
-        self.questions.append(Question())
+        self.questions.append(Question(dist.HashStore()))
         return self.questions[-1]
 
     def answer(self, found: Explanation | None, *, own: bool = True) -> None:
         last = self.questions[-1]
-        last.found, last.is_own = found, own
-        last.end()
+        last.is_own = own
+        last.end(found)
 
 
 class InFlight:

@@ -19,6 +19,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import deadlines, inquiry
 from rankscope.backends.groups.inquiry import Place, locate_with
 from rankscope.backends.groups.world import DEFAULT, world
+from rankscope.backends.stores.process_end import is_stopped
 from tests.backends.store_backend import register
 
 pytestmark = pytest.mark.processes
@@ -128,6 +129,36 @@ def test_a_rank_that_does_not_answer_is_named_in_time() -> None:
     assert "rank 1 has not answered for 0.9 s" in said["text"]
     assert said["culprits"] == (1,)
     assert TIMEOUT <= said["seconds"] < TIMEOUT + 5
+
+
+def stops_with_the_store(me: Rank) -> None:
+    dist.init_process_group("cpu:tcp", timeout=60)
+    group = dist.new_group(timeout=TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    dist.barrier(group=group)
+    me.report(os.getpid())
+    me.listen()
+    if me.rank == 1:
+        me.report(error_of(group, "all_reduce"))
+    leave()
+
+
+def test_rank_0_is_named_that_is_stopped_and_serves_the_store() -> None:
+    """Nobody can be asked then."""
+    with Ranks(2, stops_with_the_store) as ranks:
+        pid = ranks.next_report(0)
+        ranks.next_report(1)
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: is_stopped(pid))
+        ranks.tell(1, "go")
+        said = ranks.next_report(1)
+        os.kill(pid, signal.SIGCONT)
+        ranks.tell(0, "go")
+        ranks.wait()
+    why = f"does not answer: the process of rank 0 (pid {pid}) is stopped (SIGSTOP, or"
+    assert why in said["text"]
+    assert f"kill -CONT {pid} continues it" in said["text"]
+    assert said["culprits"] == (0,)
 
 
 def ends_late(me: Rank) -> tuple[float, str]:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.backends.hang_report.conclusion import is_stopped
 from rankscope.backends.hang_report.meeting import Meeting
 from rankscope.backends.hang_report.place import Place
 from rankscope.backends.hang_report.reports import LOOK, Reports, Wish
 from rankscope.backends.hang_report.waiting import Waiting
+from rankscope.backends.stores.process_end import is_stopped
 
 
 @pytest.fixture
