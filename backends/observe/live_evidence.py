@@ -19,7 +19,7 @@ from .evidence import (
     State,
     combine,
 )
-from .records import Record, position, sequence_number, splits_of, tag_of
+from .records import Record, common_numbers, sequence_number, splits_of, tag_of
 from .verdicts import RankView
 
 __all__ = ["live_evidence"]
@@ -119,8 +119,12 @@ def _failed_in(
     return groups[0] if len(groups) == 1 else None
 
 
-def _of_group(records: Iterable[tuple[int, Record]], key: GroupKey) -> GroupEvidence:
-    ops = tuple(_op(record, key.ranks, order) for order, record in records)
+def _of_group(records: Sequence[tuple[int, Record]], key: GroupKey) -> GroupEvidence:
+    numbers = common_numbers(record for _, record in records)
+    ops = tuple(
+        _op(record, key.ranks, order, number)
+        for (order, record), number in zip(records, numbers, strict=True)
+    )
     return GroupEvidence(
         ops,
         lists_all_in_flight=True,
@@ -135,13 +139,12 @@ def _is_whole(numbers: Iterable[int]) -> bool:
     return len(found) == max(found, default=0)
 
 
-def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
+def _op(record: Record, ranks: Sequence[int], order: int, number: int) -> IssuedOp:
     is_p2p = record["is_p2p"]
-    number = sequence_number(record)
     peer = None if record["peer"] is None else ranks[record["peer"]]
     return IssuedOp(
         record["op"],
-        number if is_p2p else sum(position(record)),
+        number,
         order,
         _STATES.get(record["state"], "started"),
         retired=record["state"] not in ("scheduled", "started"),
@@ -155,7 +158,7 @@ def _op(record: Record, ranks: Sequence[int], order: int) -> IssuedOp:
         created_ns=record["time_created_ns"] or None,
         started_ns=record["time_started_ns"] or None,
         ended_ns=record["time_ended_ns"] or None,
-        shown=number,
+        shown=sequence_number(record),
         counted=not record.get("uncounted_id"),
         equal_sizes=_equal_sizes(record),
         splits=splits_of(record, len(ranks)),

@@ -12,6 +12,7 @@ from ..work.op_type import OpType
 __all__ = [
     "Record",
     "backend_calls",
+    "common_numbers",
     "position",
     "sequence_number",
     "splits_of",
@@ -55,6 +56,22 @@ def position(record: Record) -> tuple[int, int]:
     before it, and ``uncounted_id`` counts them. Other ops have no such key, or 0.
     """
     return record["collective_seq_id"], record.get("uncounted_id", 0)
+
+
+def common_numbers(records: Iterable[Record]) -> list[int]:
+    """Return numbers of the ops of one group, oldest first, that no two ops share.
+
+    Those of collectives count the monitored barriers before them, too: see `position`.
+    """
+    records = list(records)
+    barriers = (one["uncounted_id"] for one in records if one.get("uncounted_id"))
+    # The ring may have lost the first ones.
+    count = next(barriers, 1) - 1
+    found = []
+    for one in records:
+        count = one.get("uncounted_id") or count
+        found.append(sequence_number(one) + (0 if one["is_p2p"] else count))
+    return found
 
 
 def backend_calls(records: Iterable[Record]) -> Iterator[list[Record]]:

@@ -42,8 +42,9 @@ from typing import Any
 import numpy as np
 
 from ..groups.world import DEFAULT
+from ..rank_sets import group_by
 from ..work.op_type import OpType, spec_of
-from .records import splits_of, tag_of
+from .records import common_numbers, sequence_number, splits_of, tag_of
 
 __all__ = ["DTYPES", "ITEMSIZES", "OPS", "flight_recorder"]
 
@@ -121,7 +122,7 @@ def flight_recorder(
     returns them; `records` are `Record.as_dict`, oldest first. Times
     remain ``time.time_ns``.
     """
-    records = [record for record in records if _has_form(record)]
+    records = _without_equal_numbers(filter(_has_form, records))
     batches = Counter(_number(record) for record in records)
     config: dict[str, dict[str, str]] = {}
     status: dict[str, dict[str, int]] = {}
@@ -164,6 +165,23 @@ def _has_form(record: Record) -> bool:
         return OpType(record["op"]) is not OpType.UNKNOWN
     except ValueError:
         return False
+
+
+def _without_equal_numbers(records: Iterable[Record]) -> list[Record]:
+    """Return `records` with numbers of collectives by which no two are one batch.
+
+    Their own ones are in ``number`` where those are others.
+    """
+    records = list(records)
+    groups = group_by(range(len(records)), lambda place: _number(records[place])[:2])
+    for places in groups.values():
+        numbers = common_numbers(records[place] for place in places)
+        for place, number in zip(places, numbers, strict=True):
+            one = records[place]
+            if number != sequence_number(one):
+                own = {"number": one["collective_seq_id"], "collective_seq_id": number}
+                records[place] = {**one, **own}
+    return records
 
 
 def _number(record: Record) -> tuple[str, int, bool, int]:
@@ -236,6 +254,8 @@ def _course(run: Sequence[Record]) -> dict[str, Any]:
         "error": last["error"],
         "splits": first.get("splits"),
         "time_waited_ns": first.get("time_waited_ns"),
+        "number": first.get("number"),
+        "uncounted_id": first.get("uncounted_id"),
     }
     if completed and last["duration_ns"] is not None:
         found["duration_ms"] = last["duration_ns"] / 1e6

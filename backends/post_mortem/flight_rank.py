@@ -421,8 +421,9 @@ def _op(
             peer = ranks[int(other)]
     # Torch's NCCL passes what it receives as the input, to fit an interface.
     turned = name == "scatter" and not self.vague and "backend" not in entry
+    own_name = text(entry.get("op")) if "backend" in entry else None
     op = IssuedOp(
-        _NAMES.get(name, name),
+        own_name or _NAMES.get(name, name),
         entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
         entry["record_id"],
         state := "unknown" if self.vague else state_of(entry),
@@ -435,6 +436,8 @@ def _op(
         tag=integer(entry.get("tag")),
         line=users_line(entry.get("frames")),
         splits=splits(entry.get("parts"), ranks),
+        shown=integer(entry.get("number")),
+        counted=not integer(entry.get("uncounted_id")),
     )
     if state == "completed" and not self.times:
         return op, own

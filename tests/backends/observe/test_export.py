@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.watchdog import watchdog
 from rankscope.backends.groups.world import world
+from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.export import local_dump, save_flight_recorder
 from rankscope.backends.observe.torch_format import flight_recorder
+from rankscope.backends.observe.verdicts import Fault, RankView
 from rankscope.backends.post_mortem.report import examine
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import GroupCounters, Record, recorder
@@ -330,6 +333,55 @@ def test_what_the_ranks_have_to_agree_on_is_read_again(tmp_path: Path) -> None:
     assert (ops["recv"].peer, ops["recv"].tag, ops["recv"].root) == (6, 7, None)
     assert ops["all_to_all"].splits == ([2, 2, 2], [1, 2, 3])
     assert ops["all_to_all"].reduce_op is ops["all_to_all"].root is None
+
+
+def test_monitored_barriers_that_torch_does_not_count_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    """Each has the number of the collective before it, and spoils no other op."""
+
+    key = GroupKey("default", (0, 1))
+
+    def views(last: int) -> dict[int, RankView]:
+        """Rank 0 has issued `last` ops, rank 1 one less."""
+        found, begin = {}, time.time_ns() - 10**11
+        for rank, count in enumerate((last, last - 1)):
+            status = GroupCounters("default", rank, 0, range(2), key.id)
+            records = []
+            ops = [OpType.ALL_REDUCE, *[OpType.MONITORED_BARRIER] * 2] * 2
+            for place, op in enumerate(ops[:count]):
+                one = record(op, *[(4,)] * (op is OpType.ALL_REDUCE), status=status)
+                state = "started" if place == last - 1 else "completed"
+                uncounted = (0, 1, 2, 0, 3, 4)[place]
+                records.append(
+                    {
+                        **one.as_dict(),
+                        "collective_seq_id": 1 + place // 3,
+                        "record_id": place,
+                        "uncounted_id": uncounted,
+                        "state": state,
+                        "time_created_ns": (began := begin + place),
+                        "time_started_ns": began,
+                    }
+                )
+            found[rank] = RankView(rank, records, time.time_ns())
+        return found
+
+    names = ["monitored_barrier", "monitored_barrier", "all_reduce #2"]
+    for last, name in enumerate(names, 2):
+        ranks = views(last)
+        (live,) = diagnose({key: 0}, ranks, 5)
+        folder = tmp_path / str(last)
+        folder.mkdir()
+        for rank, view in ranks.items():
+            groups = {key.id: {"name": "default", "ranks": [0, 1]}}
+            dump = flight_recorder(rank, groups, view.records)
+            save_flight_recorder(dump, f"{folder}{os.sep}", rank)
+        (read,) = examine([folder]).verdicts
+        for verdict in (live, read):
+            assert verdict.fault is Fault.MISSING_RANKS
+            assert verdict.culprits == (1,)
+            assert f"rank 1 has not entered {name} (" in verdict.text
 
 
 # -- the file ------------------------------------------------------------------
