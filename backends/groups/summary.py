@@ -74,6 +74,11 @@ class OpStatus:
     def __post_init__(self) -> None:
         check_bytes(self.nbytes)
 
+    def __str__(self) -> str:
+        """``all_reduce #3 (train.py:7)``; without what is not known."""
+        number = "" if self.seq is None else f" #{self.seq}"
+        return f"{self.op}{number}{f' ({self.source})' if self.source else ''}"
+
     @classmethod
     def issued(cls, record: OpEntry | None) -> OpStatus | None:
         """Return the op, its number and its source line."""

@@ -51,9 +51,12 @@ class Conclusion:
     folder: str | None
     #: Why the job hangs, in one line.
     text: str
+    #: What is not as it should be with the report; empty: nothing.
+    problem: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text}; the report is {self.folder}"
+        note = f" ({self.problem})" if self.problem else ""
+        return f"{self.text}; the report is {self.folder}{note}"
 
 
 def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
@@ -167,11 +170,17 @@ def conclude(folder: Path, others_wait: bool) -> Conclusion:
         known = text.endswith(f"nothing is known of {who}")
         text += " on this host" if known else f"; nothing of {who} is on this host"
         text += ": rankscope diagnose joins the reports of several"
-    (folder / "verdict.json").write_text(report.as_json() + "\n", encoding="utf-8")
-    (folder / "verdict.txt").write_text(
-        f"{TITLE}\n\n{report.as_text()}\n", encoding="utf-8"
-    )
+    files = {
+        "verdict.json": f"{report.as_json()}\n",
+        "verdict.txt": f"{TITLE}\n\n{report.as_text()}\n",
+    }
+    problem = ""
+    try:
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        problem = f"not whole: {error}"
     for write_page in page_writers:
         with contextlib.suppress(Exception):
             write_page(report, folder)
-    return Conclusion(shown, text)
+    return Conclusion(shown, text, problem)

@@ -31,7 +31,11 @@ class HostRank:
         self.rank, self.key = rank, key
         self.meeting = Meeting(key, rank, {})
         self.silent = SilentStacks(self.meeting.folder / f"{STACKS}{rank}.txt")
-        self.meeting.tell({"signal": self.silent.signal})
+        try:
+            self.meeting.tell({"signal": self.silent.signal})
+        except OSError:
+            self.leave()
+            raise
         self.reports = Reports(folder, self.meeting, waiting, place, say)
 
     def tell_signal(self) -> None:
@@ -42,6 +46,6 @@ class HostRank:
 
     def leave(self) -> None:
         """Leave the ranks of this host."""
-        with contextlib.suppress(OSError):
-            self.silent.close()
-            self.meeting.close()
+        for close in (self.silent.close, self.meeting.close):
+            with contextlib.suppress(OSError):
+                close()

@@ -26,8 +26,8 @@ __all__ = ["Meeting", "find_meeting"]
 class Meeting:
     """One rank's place among those of its job on this host.
 
-    Raises `BlockingIOError` if another process has it, and `OSError` where there can be
-    none.
+    Raises `BlockingIOError`, which names it, if another process has it, and `OSError`
+    where there can be none.
     """
 
     def __init__(self, key: str, rank: int, about: dict[str, Any]) -> None:
@@ -40,19 +40,33 @@ class Meeting:
             self.folder = parent / key
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self._file = os.open(self._path(rank), os.O_RDWR | os.O_CREAT, 0o600)
-            # Of this process alone: no child inherits it.
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._take_place()
+                bell = self._bell(rank)
+                # What the rank's process of before has left has no reader.
+                bell.unlink(missing_ok=True)
+                os.mkfifo(bell, 0o600)
+                #: Readable when a peer has rung.
+                self.bell = os.open(bell, os.O_RDWR | os.O_NONBLOCK)
             except OSError:
                 os.close(self._file)
                 raise
-            bell = self._bell(rank)
-            # What the rank's process of before has left has no reader.
-            bell.unlink(missing_ok=True)
-            os.mkfifo(bell, 0o600)
-            #: Readable when a peer has rung.
-            self.bell = os.open(bell, os.O_RDWR | os.O_NONBLOCK)
-        self.tell(self._about)
+
+    def _take_place(self) -> None:
+        # Of this process alone: no child inherits it.
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = _told(self._path(self.rank)).get("pid")
+            raise BlockingIOError(
+                error.errno, f"process {pid} is rank {self.rank} of the same job"
+            ) from None
+        self.tell({})
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its files are: somebody may have cleaned the temporary folder."""
+        return os.fstat(self._file).st_nlink > 0
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"rank_{rank}"
@@ -88,12 +102,11 @@ class Meeting:
         found = {}
         for path in self.folder.glob("rank_*"):
             number = path.name.removeprefix("rank_")
-            with contextlib.suppress(OSError, ValueError):
-                if number.isdecimal() and int(number) == self.rank:
-                    # To close any descriptor of the own file would end the lock.
-                    found[self.rank] = dict(self._about)
-                elif number.isdecimal():
-                    found[int(number)] = json.loads(path.read_bytes())
+            if number.isdecimal() and int(number) == self.rank:
+                # To close any descriptor of the own file would end the lock.
+                found[self.rank] = dict(self._about)
+            elif number.isdecimal() and (about := _told(path)):
+                found[int(number)] = about
         return found
 
     def lives(self, rank: int) -> bool:
@@ -154,13 +167,20 @@ def find_meeting(pids: Collection[int]) -> str | None:
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             return None
         for path in folder.glob("*/rank_*"):
-            with contextlib.suppress(ValueError):
-                about = json.loads(path.read_bytes())
-                # Hosts may share the folder.
-                here = about.get("pid") in pids and about.get("host") == this_host()
-                if here and _is_locked(path):
-                    return path.parent.name
+            about = _told(path)
+            # Hosts may share the folder.
+            here = about.get("pid") in pids and about.get("host") == this_host()
+            if here and _is_locked(path):
+                return path.parent.name
     return None
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """Return what a rank has told of itself; nothing, where it just begins."""
+    with contextlib.suppress(OSError, ValueError):
+        about: dict[str, Any] = json.loads(path.read_bytes())
+        return about
+    return {}
 
 
 def _path_of_user() -> Path:

@@ -89,6 +89,9 @@ class Reporter:
         self._over_hosts = OverHosts()
         self._stopped = threading.Event()
         self._began = time.monotonic()
+        self._looked = 0.0
+        #: The last error because of which no report was written.
+        self._failed = ""
         #: Called before this rank leaves the others at its end.
         self.before_end: list[Callable[[], None]] = []
         #: Called on the thread with each byte that a signal has written.
@@ -110,6 +113,7 @@ class Reporter:
         """Begin."""
         os.register_at_fork(after_in_child=self._disown)
         atexit.register(self.end)
+        self._wake()
         self._thread.start()
 
     def _disown(self) -> None:
@@ -234,28 +238,51 @@ class Reporter:
     # -- the thread -------------------------------------------------------------------
 
     def _run(self) -> None:
-        looked = 0.0
         try:
             while not self._stopped.is_set():
-                joined = self._join()
-                self._hear()
-                while self._calls:
-                    self._calls.pop(0)()
-                if joined is None:
-                    continue
-                self._look(joined)
-                self._look_for_crash(joined)
-                if time.monotonic() - looked >= LOOK:
-                    looked = time.monotonic()
-                    self._look_at_ops(joined)
-        except OSError as error:
-            _log.warning("no report of a hang can be written: %s", error)
+                try:
+                    self._round()
+                except OSError as error:
+                    self._fail(error)
+                    self._stopped.wait(ERROR_WAIT)
         except Exception:  # noqa: BLE001 - the program goes on
             _log.exception("no report of a hang can be written")
         finally:
             self.on_stop()
             for _, done in self._wishes:
                 done.set()
+
+    def _round(self) -> None:
+        # First: a signal is to be heard where a rank cannot join.
+        self._hear()
+        while self._calls:
+            self._calls.pop(0)()
+        joined = self._join()
+        if joined is None:
+            return
+        self._look(joined)
+        self._look_for_crash(joined)
+        if time.monotonic() - self._looked >= LOOK:
+            self._looked = time.monotonic()
+            self._look_at_ops(joined)
+
+    def _fail(self, error: OSError) -> None:
+        """Say once why no report can be written; it is tried again."""
+        while self._wishes:
+            self._fulfil()
+        why = error.strerror or str(error)
+        if error.filename is not None:
+            why = f"{error.filename}: {why}"
+        if not isinstance(error, BlockingIOError):
+            why += "; RANKSCOPE_REPORT and TMPDIR choose the folders"
+        if why == self._failed:
+            return
+        self._failed, op = why, self._waiting.oldest
+        waits = f" waits in {op}; it" if op else ""
+        with contextlib.suppress(OSError, ValueError):
+            self._say(
+                f"rankscope: rank {self._place.rank}{waits} can write no report: {why}"
+            )
 
     def _hear(self) -> None:
         """Wait for a wish, for a signal, or for the next look."""
@@ -271,7 +298,9 @@ class Reporter:
     def _join(self) -> HostRank | None:
         """Join the ranks of this host; once more, if this is another one by now."""
         joined, rank, key = self._joined, self._place.rank, self._place.key
-        if joined is not None and rank in (None, joined.rank) and key == joined.key:
+        same = joined is not None and rank in (None, joined.rank) and key == joined.key
+        # Else its files were deleted, and with them those of the peers.
+        if joined is not None and same and joined.meeting.is_there:
             return joined
         if joined is not None:
             self._poll.unregister(joined.meeting.bell)
@@ -352,7 +381,10 @@ class Reporter:
             meeting = joined.meeting
             lost = len(meeting.known()) > len(meeting.living())
             if lost or waited >= min(old, self._after):
-                reports.request(Wish("signal"))
+                try:
+                    reports.request(Wish("signal"))
+                except OSError as error:
+                    self._fail(error)
                 return
         deadline, count = time.monotonic() + grace, reports.count
         while reports.count == count and time.monotonic() < deadline:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,8 @@ AFTERMATH = 30.0
 LOOK = "look"
 #: Reports of one job that are kept: it may go on after a stall.
 MOST = 5
+#: Bytes for which there has to be room where a report goes.
+ROOM = 1 << 20
 
 
 class Wish(NamedTuple):
@@ -107,6 +110,8 @@ class Reports:
         self.last: Conclusion | None = None
         self._last_request: Request | None = None
         self._kept = 0
+        #: Why reports of this rank go elsewhere than they should; empty: they do not.
+        self._elsewhere = ""
 
     def are_told(self, wish: Wish) -> bool:
         """Whether the last report tells already what is wrong now."""
@@ -146,8 +151,11 @@ class Reports:
         del content["number"]
         if self._meeting.put(f"request_{request.number}", content):
             self._meeting.ring()
-            self._write_part(request, wish)
-            self._conclude(request)
+            try:
+                self._write_part(request, wish)
+            finally:
+                # The peers have written theirs.
+                self._conclude(request)
             return
         folder.rmdir()
         first = self.pending()
@@ -211,12 +219,17 @@ class Reports:
             folder = self._parent / (name if count == 1 else f"{name}-{count}")
             try:
                 folder.mkdir(parents=True)
-            except FileExistsError:
+                check_room(folder)
+            except (FileExistsError, FileNotFoundError):
+                # The latter: a peer that kept no report has just removed the parent.
                 continue
-            except OSError:
+            except OSError as error:
+                # The working directory may be read-only, or its disk full.
+                self._elsewhere = f"not in {self._parent}: {error.strerror}"
+                shutil.rmtree(folder, ignore_errors=True)
                 break
+            self._elsewhere = ""
             return folder
-        # The working directory may be read-only.
         return Path(tempfile.mkdtemp(prefix=f"{name}-"))
 
     def _remove(self, folder: Path) -> None:
@@ -246,17 +259,22 @@ class Reports:
                 death = f"rank {self._meeting.rank} is dead: ended by SIGABRT"
                 if place := main_thread_place().location:
                     death += f" {MAIN_AT} {place}"
-        write_part(
-            folder,
-            self._meeting.rank,
-            self._place,
-            error=wish.error,
-            ended=wish.ended,
-            in_flight=failed or waits,
-            failed=failed,
-            final=request.reason not in ("stall", LOOK),
-            death=death,
-        )
+        try:
+            write_part(
+                folder,
+                self._meeting.rank,
+                self._place,
+                error=wish.error,
+                ended=wish.ended,
+                in_flight=failed or waits,
+                failed=failed,
+                final=request.reason not in ("stall", LOOK),
+                death=death,
+            )
+        except FileNotFoundError:
+            # Who asked has removed it: nothing is to be told, or this rank was late.
+            if folder.exists():
+                raise
 
     def _conclude(self, request: Request) -> None:
         found = Conclusion(None, "")
@@ -281,12 +299,24 @@ class Reports:
         self._meeting.put(f"closed_{request.number}", {})
         waits = request.reason != "exception" or _others_wait(folder, request.rank)
         found = conclude(folder, waits)
+        if request.rank == self._meeting.rank and self._elsewhere:
+            problems = filter(None, (self._elsewhere, found.problem))
+            found = replace(found, problem="; ".join(problems))
         if found.folder is None:
             self._remove(folder)
         else:
             with contextlib.suppress(OSError, ValueError):
                 self._say(f"rankscope: {found}")
         return found
+
+
+def check_room(folder: Path) -> None:
+    """Raise `OSError` where a report cannot be written: a full disk makes folders."""
+    probe = folder / ".room"
+    try:
+        probe.write_bytes(bytes(ROOM))
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def await_parts(folder: Path, meeting: Meeting) -> None:

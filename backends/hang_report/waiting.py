@@ -27,13 +27,15 @@ class Waiting:
     def __init__(self) -> None:
         #: What `since` returned last.
         self.seen: float | None = None
+        #: The op, ``all_reduce #3 (train.py:7)``; empty: there was none.
+        self.oldest = ""
         self._making_since: float | None = None
 
     def since(self) -> float | None:
         """Return since when this rank waits, ``time.time``; None: it does not."""
         now = time.time()
         begun = [
-            now - one.oldest.elapsed
+            (now - one.oldest.elapsed, str(one.oldest))
             for one in world.summary()
             if one.state == "ready" and one.oldest is not None and one.oldest.elapsed
         ]
@@ -41,7 +43,7 @@ class Waiting:
             self._making_since = None
         elif not begun and self._making_since is None:
             self._making_since = now
-        self.seen = min(begun, default=self._making_since)
+        self.seen, self.oldest = min(begun, default=(self._making_since, ""))
         return self.seen
 
 

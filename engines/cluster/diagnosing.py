@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.groups.summary import OpStatus
 from rankscope.backends.observe.diagnosis import (
     completed_unlike,
     diagnose,
@@ -296,16 +295,11 @@ def last_seen(one: RankStatus) -> str:
     """
     oldest = [group.oldest for group in one.groups if group.oldest is not None]
     if oldest:
-        return f"in {_op(max(oldest, key=lambda op: op.elapsed or 0.0))}"
+        return f"in {max(oldest, key=lambda op: op.elapsed or 0.0)}"
     if one.line:
         return f"at {one.line}"
     done = [group.completed for group in one.groups if group.completed is not None]
-    return f"after {_op(done[0])}" if len(done) == 1 else ""
-
-
-def _op(op: OpStatus) -> str:
-    number = "" if op.seq is None else f" #{op.seq}"
-    return f"{op.op}{number}{f' ({op.source})' if op.source else ''}"
+    return f"after {done[0]}" if len(done) == 1 else ""
 
 
 def _silent(one: RankStatus) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -79,6 +81,24 @@ def test_a_folder_that_others_may_read_is_refused(parent: Path) -> None:
     parent.symlink_to(parent.parent)
     with pytest.raises(OSError, match="rankscope-report"):
         Meeting("job", 0, {})
+
+
+def test_a_second_process_of_a_rank_hears_of_the_first_one(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(file: int, how: int) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    meeting = Meeting("job", 1, {})
+    open_before = os.listdir("/proc/self/fd")
+    # A process sees none of its own locks.
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "lockf", locked)
+        with pytest.raises(BlockingIOError) as caught:
+            Meeting("job", 1, {})
+    assert caught.value.strerror == f"process {os.getpid()} is rank 1 of the same job"
+    assert os.listdir("/proc/self/fd") == open_before
+    meeting.close()
 
 
 def test_a_look_from_outside_is_no_report(parent: Path, tmp_path: Path) -> None:

@@ -1,17 +1,27 @@
-"""What a rank reports while somebody looks at its job."""
+"""What a rank reports while somebody looks at its job, or where it cannot write."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import DistAbortedError
+from rankscope.backends.hang_report import reports as reports_module
+from rankscope.backends.hang_report.meeting import Meeting
+from rankscope.backends.hang_report.part import write_part
 from rankscope.backends.hang_report.place import Place
 from rankscope.backends.hang_report.reporter import Reporter
-from rankscope.backends.hang_report.reports import Wish
+from rankscope.backends.hang_report.reports import LOOK, Reports, Wish
 from rankscope.backends.hang_report.settings import Settings
+from rankscope.backends.hang_report.waiting import Waiting
 
 
 @pytest.mark.parametrize("attended", [True, False])
@@ -36,3 +46,137 @@ def test_who_looks_needs_no_report_of_what_is_to_be_seen(
     finally:
         os.close(reporter._read)
         os.close(reporter._write)
+
+
+@pytest.fixture
+def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meeting]:
+    """The place of rank 0, in a temporary folder of its own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    found = Meeting("job", 0, {})
+    yield found
+    found.close()
+
+
+def full(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device", "/full")
+
+
+@pytest.mark.parametrize("unfit", ["read-only", "full"])
+def test_where_nothing_can_be_written_the_report_goes_elsewhere_and_says_why(
+    tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch, unfit: str
+) -> None:
+    wanted = tmp_path / "reports"
+    if unfit == "full":
+        monkeypatch.setattr(reports_module, "check_room", full)
+        why = f"not in {wanted}: No space left on device"
+    else:
+        # For root, too, no folder can be made in a file.
+        wanted.touch()
+        why = f"not in {wanted}: Not a directory"
+    said: list[str] = []
+    made = Reports(wanted, meeting, Waiting(), Place(), said.append)
+    made.request(Wish("stall"))
+    assert made.last is not None
+    assert made.last.folder is not None
+    folder = Path(made.last.folder)
+    assert folder.resolve().is_relative_to(tmp_path / "tmp")
+    assert (folder / "verdict.json").exists()
+    assert said == [f"rankscope: {made.last}"]
+    assert said[0].endswith(f"({why})")
+
+
+def test_a_verdict_that_cannot_be_kept_is_said(
+    tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    made = Reports(tmp_path / "reports", meeting, Waiting(), Place(), said.append)
+    write = Path.write_text
+
+    def write_unless_verdict(self: Path, *given: Any, **named: Any) -> int:
+        if "verdict" in self.name:
+            full()
+        return write(self, *given, **named)
+
+    monkeypatch.setattr(Path, "write_text", write_unless_verdict)
+    made.request(Wish("stall"))
+    assert len(said) == 1
+    assert "(not whole: [Errno 28] No space left on device" in said[0]
+
+
+@pytest.mark.parametrize("reason", [LOOK, "exception"])
+def test_a_part_that_nobody_wants_any_more_is_no_error(
+    tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Who asks may remove the folder while this rank writes into it."""
+    made = Reports(tmp_path / "reports", meeting, Waiting(), Place(), lambda text: None)
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    asked = {"folder": str(folder), "rank": 1, "reason": reason, "at": 0.0}
+    assert meeting.put("request_1", asked)
+    meeting.put("result_1", {"folder": None, "text": ""})
+
+    def write_late(folder: Path, *given: Any, **named: Any) -> None:
+        shutil.rmtree(folder)
+        write_part(folder, *given, **named)
+
+    monkeypatch.setattr(reports_module, "write_part", write_late)
+    request = made.pending()
+    assert request is not None
+    made.take_part(request, Wish(""))
+    assert made.pending() is None
+
+
+@pytest.fixture
+def begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[list[str]], Reporter]]:
+    """Begins the reports of rank 0, which `said` is filled by."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    begun: list[Reporter] = []
+
+    def begin(said: list[str]) -> Reporter:
+        place = Place()
+        place.tell(0, 2, "tcp://127.0.0.1:1")
+        one = Reporter(Settings(tmp_path / "reports"), place, say=said.append)
+        begun.append(one)
+        one.start()
+        return one
+
+    yield begin
+    for one in begun:
+        one.end()
+        os.close(one._read)
+        os.close(one._write)
+
+
+def test_a_failed_write_is_said_once_and_tried_again(
+    begin: Callable[[list[str]], Reporter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Meeting, "put", full)
+        reporter = begin(said)
+        for _ in range(2):
+            assert reporter.report("stall") is None
+        assert said == [
+            "rankscope: rank 0 can write no report: /full: No space left on device; "
+            "RANKSCOPE_REPORT and TMPDIR choose the folders"
+        ]
+    assert reporter.report("stall") is not None
+
+
+def test_the_ranks_meet_anew_where_their_files_were_deleted(
+    tmp_path: Path, begin: Callable[[list[str]], Reporter]
+) -> None:
+    said: list[str] = []
+    reporter = begin(said)
+    until(lambda: reporter._joined is not None, 10)
+    (parent,) = (tmp_path / "tmp").iterdir()
+    shutil.rmtree(parent)
+    found = reporter.report("stall")
+    assert found is not None
+    assert said == [f"rankscope: {found}"]
+    assert parent.exists()
