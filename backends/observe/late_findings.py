@@ -129,8 +129,10 @@ def late_lines(findings: Iterable[LateFinding]) -> list[str]:
     return [f"{one.pattern.value}: {one}" for one in findings]
 
 
-def _share_of_line(ranks: Sequence[int], ops: Sequence[Moment]) -> float:
-    """Return the part of all their time that `ranks` waited in `ops` of one line."""
+def _share_of_line(
+    ranks: Sequence[int], late: frozenset[int], ops: Sequence[Moment]
+) -> float:
+    """Return the part of all their time that `ranks` waited for `late` in `ops`."""
     times = [
         [one.op[rank].left - before.op[rank].left for rank in ranks]
         for before, one in pairwise(ops)
@@ -139,7 +141,8 @@ def _share_of_line(ranks: Sequence[int], ops: Sequence[Moment]) -> float:
     waited = spent = 0
     for one, took in zip(ops[1:], times, strict=True):
         if max(took) <= PAUSE * usual:
-            waited += sum(one.waits[rank] for rank in ranks)
+            if one.last(1) <= late:
+                waited += sum(one.waits[rank] for rank in ranks)
             spent += sum(took)
     return min(1.0, waited / spent) if spent > 0 else 0.0
 
@@ -239,7 +242,7 @@ def _finding(
     pattern, late = shape.pattern, frozenset(shape.ranks)
     turns = pattern is Pattern.TURNS
     others = [rank for rank in key.ranks if turns or rank not in late]
-    share = _share_of_line(others, of_line)
+    share = _share_of_line(others, late, of_line)
     if share < WORTH:
         return None
     waits = [

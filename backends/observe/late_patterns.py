@@ -25,9 +25,11 @@ __all__ = [
 
 #: How likely chance may give a pattern that is named, at one look; and how much of the
 #: way from its usual part to all ops a pattern has to go: a scheduler may keep a rank
-#: behind for many ops in a row, although not in nearly all of them.
+#: behind for many ops in a row, although not in nearly all of them. Half is enough for
+#: ranks that stand out in each op: then noise alone has others last now and then.
 CHANCE = 4e-6
 STEADY = 0.75
+HALF = 0.5
 #: The same of the turns of all but one of those who take turns, and of bursts.
 BESIDE = 2e-3
 #: A scheduler may keep a rank behind for so few ops. Where these are all there is, a
@@ -83,17 +85,20 @@ def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
     views += [
         [one.last(count) for one in ops] for count in range(1, min(ranks // 2, 3) + 1)
     ]
-    for period in (1, *range(2, min(2 * ranks, len(ops) // 4) + 1)):
+    periods = range(1, min(2 * ranks, len(ops) // 4) + 1)
+    for period, steady in (*((one, STEADY) for one in periods), (1, HALF)):
         for late in views:
-            turns = _turns(late, ranks, period)
+            turns = _turns(late, ranks, period, steady)
             if turns is None:
                 continue
             hits = _hits(ops, late, turns)
             if period > 1 and not _alike(hits):
                 continue
             pattern = _why(hits, clocks)
-            few = period == 1 and len(ops) < FEW
-            if few and pattern and not _stand_out(ops, turns[0], pattern):
+            few = len(ops) < FEW or steady < STEADY
+            if few and pattern and not _stand_out(ops, turns, pattern):
+                if steady < STEADY:
+                    continue
                 return None
             if pattern is Pattern.STEADY and period > 1:
                 pattern = Pattern.TURNS
@@ -107,7 +112,7 @@ def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
 
 
 def _turns(
-    late: Sequence[frozenset[int]], ranks: int, period: int
+    late: Sequence[frozenset[int]], ranks: int, period: int, steady: float = STEADY
 ) -> list[frozenset[int]] | None:
     """Return who is late each time, if it repeats after `period` ops and not by chance.
 
@@ -127,7 +132,7 @@ def _turns(
             return None
         turns.append(those)
         counts.append(count)
-    if sum(counts) < (usual + STEADY * (1 - usual)) * len(late):
+    if sum(counts) < (usual + steady * (1 - usual)) * len(late):
         return None
 
     def chance(which: Sequence[int]) -> float:
@@ -174,18 +179,25 @@ def _alike(hits: Sequence[tuple[Moment, frozenset[int]]]) -> bool:
     return max(middles) <= ALIKE * min(middles)
 
 
-def _stand_out(ops: Sequence[Moment], late: frozenset[int], pattern: Pattern) -> bool:
-    """Return whether `late` take about as much more time in each op, and enough.
+def _stand_out(
+    ops: Sequence[Moment], turns: Sequence[frozenset[int]], pattern: Pattern
+) -> bool:
+    """Return whether those of `turns` take as much more time in each op, and enough.
 
     Work or a sleep takes its time in each step. What a scheduler takes is now more and
     now next to nothing, also while it keeps the same rank behind.
     """
-    by = more = sorted(one.by(late) for one in ops)
-    if pattern is not Pattern.LEAVES_LATE:
-        more = sorted(one.more(late) for one in ops)
-    usual = median(more)
-    enough = min(usual, median(by)) >= OF_FEW
-    return enough and more[max(0, len(ops) - FIRM) // EXCEPT] >= FLOOR * usual
+    parts = list[float]()
+    for turn, late in enumerate(turns):
+        its = ops[turn :: len(turns)]
+        by = more = [one.by(late) for one in its]
+        if pattern is not Pattern.LEAVES_LATE:
+            more = [one.more(late) for one in its]
+        usual = median(more)
+        if usual < OF_FEW or (len(turns) == 1 and median(by) < OF_FEW):
+            return False
+        parts += [one / usual for one in more]
+    return sorted(parts)[max(0, len(ops) - FIRM) // EXCEPT] >= FLOOR
 
 
 def outlasts_others(ops: Sequence[Moment], shape: Shape, count: int) -> bool:
@@ -250,7 +262,7 @@ def bursts_agree(firm: Sequence[Moment], shape: Shape) -> bool:
         one.late != late for one in firm
     ):
         return False
-    return _stand_out(firm, late, shape.pattern)
+    return _stand_out(firm, [late], shape.pattern)
 
 
 def hosts_of(late: frozenset[int], one: Moment, clocks: Clocks) -> tuple[str, ...]:

@@ -191,6 +191,18 @@ class TestInjected:
             found = _found(Run(seed=seed).steps(61, work))
             assert {one.ranks for one in found} <= {(2,)}
 
+    def test_one_while_noise_has_others_last_now_and_then(self) -> None:
+        for seed in range(5):
+            run = Run(4, seed, heavy=3.0).steps(65, lambda n, r: 3 + 10 * (r == 2))
+            lateness = Lateness(ended=True)
+            lateness.take(run.dumps())
+            (group,) = lateness.groups()
+            (found,) = group.findings
+            assert found.ranks == (2,)
+            assert found.times <= 54
+            # What they wait for others is none of it.
+            assert found.share < group.ranks[0].waits - 0.05
+
     def test_one_that_begins_late_in_a_long_run(self) -> None:
         run, lateness = Run().steps(200), Lateness()
         lateness.take(run.dumps())
@@ -416,6 +428,16 @@ class TestNotBlamed:
             run = Run(4 + 4 * (seed % 2), seed, heavy=1.0)
             run.steps(31, lambda n, rank: 5 + 50 * (rank == 0 and n % 2 == 0))
             assert not _found(run), seed
+
+    def test_nor_does_a_rank_that_a_scheduler_keeps_behind(self) -> None:
+        for seed in range(9):
+            run, rng = Run(4, seed, heavy=0.3), random.Random(seed)
+
+            def work(n: int, rank: int, rng: random.Random = rng) -> float:
+                held = 16 * rng.random() * (rank == 2)
+                return 3 + 16 * (rank == 0 and n % 2 == 0) + held
+
+            assert not _found(run.steps(TWENTY, work)), seed
 
     def test_nobody_takes_the_turn_of_which_another_has_half(self) -> None:
         # As recorded over torch's gloo: rank 0 behind in half of the turns of rank 2.
