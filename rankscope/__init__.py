@@ -17,6 +17,7 @@ if not isdir(f"{dirname(abspath(__file__))}/backends"):
     __path__.append(dirname(dirname(abspath(__file__))))
 
 from rankscope import backends
+from rankscope.backends.first_use import at_first_use
 from rankscope.backends.groups import unattended as _unattended
 
 if TYPE_CHECKING:
@@ -73,18 +74,13 @@ _AT_FIRST_USE = {
 }
 
 
+_imported, __dir__, _ = at_first_use(__name__, _AT_FIRST_USE)
+
+
 def __getattr__(name: str) -> Any:
     if name == "torch":
         return importlib.import_module("rankscope.torch")
-    if name not in _AT_FIRST_USE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_AT_FIRST_USE[name]}")
-    found = globals()[name] = getattr(module, name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return _imported(name)
 
 
 def load_ipython_extension(shell: Any) -> None:
