@@ -27,16 +27,8 @@ def processes_named(
 ) -> tuple[list[Job], list[str]]:
     """Return what `pids` name, job by job, and what is wrong with the others.
 
-    The pid of a launcher, or of a shell that has started one, names its ranks.
-
-    Parameters
-    ----------
-    pids
-        The processes that a person has named.
-    table
-        All processes.
-    confirmed
-        Returns of jobs those that are some: see `find_spawned`.
+    The pid of a launcher, or of a shell that has started one, names its ranks. `table`
+    has all processes; `confirmed` returns those jobs that are some: see `find_spawned`.
     """
     named = dict.fromkeys(pids)
     found = (

@@ -33,13 +33,8 @@ _RANK = re.compile(r"<h2>Rank (\d{1,6}): [^<]*</h2>\s*<pre>(\{.*?\n?\})</pre>", 
 def debug_reports(job: Job, py_spy: str) -> Reports | None:
     """Ask the debug server of a job; None: it has none on this host.
 
-    Parameters
-    ----------
-    job
-        The job.
-    py_spy
-        The program by whose help the server is told from what else a job may serve:
-        nothing is sent to another port.
+    `py_spy` tells the server from what else a job may serve: nothing is sent to another
+    port.
     """
     for member in job.members:
         if member.rank != 0:

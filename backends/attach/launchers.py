@@ -94,12 +94,9 @@ class Stated(NamedTuple):
 
 
 def stated_rank(variables: Mapping[str, str]) -> Stated | None:
-    """Return what environment variables say of a rank; None: it is none.
+    """Return what those of `VARIABLES` say of a rank that it was started with.
 
-    Parameters
-    ----------
-    variables
-        Those of `VARIABLES` that the process was started with.
+    None: it is none.
     """
     for scheme in _SCHEMES:
         names = scheme.names

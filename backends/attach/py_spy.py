@@ -42,19 +42,8 @@ def find_py_spy() -> str:
 def dump(py_spy: str, pid: int, *, variables: bool = False) -> bytes:
     """Return the stacks of all threads of a process, as the JSON of py-spy.
 
-    Parameters
-    ----------
-    py_spy
-        The path of the program.
-    pid
-        The process.
-    variables
-        Whether the stacks have the local variables.
-
-    Raises
-    ------
-    PySpyError
-        The process has ended, is no Python, may not be read, …
+    With `variables` they have the local variables. Raises `PySpyError`: the process has
+    ended, is no Python, may not be read, …
     """
     command = [py_spy, "dump", "--json", "--nonblocking", "--full-filenames"]
     command += ["--locals"] if variables else []

@@ -67,17 +67,10 @@ def look(
 ) -> list[Look]:
     """Read the stacks of all processes of `jobs`, and return what they tell.
 
-    Parameters
-    ----------
-    jobs
-        The jobs, with the processes to look at.
-    py_spy
-        The program that reads stacks; see `find_py_spy`. None: it is missing.
-    told
-        It is called with the number of stacks that were read.
-    sources
-        Ask what serves in a job, beside torch's debug server, its dumps on demand and
-        NCCL's RAS service; the best one first.
+    `py_spy` is the program that `find_py_spy` has found, None: it is missing; `told` is
+    called with the number of stacks that were read. `sources` ask what serves in a job,
+    the best one first, beside torch's debug server, its dumps on demand and NCCL's RAS
+    service.
     """
     reports = [
         [

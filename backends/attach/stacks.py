@@ -48,16 +48,8 @@ def read_stacks(
 ) -> dict[int, Stack]:
     """Return the place of each process, by its pid.
 
-    Each is read twice, with all others in between: what hangs has not moved.
-
-    Parameters
-    ----------
-    processes
-        The processes.
-    py_spy
-        The program; see `find_py_spy`.
-    told
-        It is called with the number of stacks that were read, after each.
+    Each is read twice, with all others in between: what hangs has not moved. `told` is
+    called with the number of stacks that were read, after each.
     """
     ordered = list(processes)
     looks: list[list[list[Frame] | str]] = []

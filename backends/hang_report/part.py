@@ -61,29 +61,14 @@ def write_part(
 ) -> None:
     """Write this rank's part; the facts come last, so that a peer knows it is whole.
 
-    Parameters
-    ----------
-    folder
-        The folder of the report.
-    rank
-        The global rank.
-    place
-        What is known of the job.
-    error
-        The exception that an op has raised, or that ends the rank; None: that which its
-        main thread handles, if it does.
-    ended
-        Whether the main thread has come to its end, by `error` or without it.
-    in_flight
-        Whether the rank waits in an op.
-    failed
-        Whether the op in which it waited has failed just now.
-    final
-        Whether the job ends now: the youngest op that is in flight hangs, too.
-    death
-        How its process is about to end, as a clause with the rank.
-    dump
-        Returns what `local_dump` does.
+    - `error`: raised by an op, or what ends the rank; None: what its main thread
+      handles, if it does.
+    - `ended`: whether the main thread has come to its end, by `error` or without it.
+    - `in_flight`: whether the rank waits in an op.
+    - `failed`: whether the op in which it waited has failed just now.
+    - `final`: whether the job ends now: the youngest op in flight hangs, too.
+    - `death`: how its process is about to end, as a clause with the rank.
+    - `dump`: returns what `local_dump` does.
     """
     problems = []
     recorded = False

@@ -50,16 +50,8 @@ STORE_WAIT = SERVER_WAIT + 1.0
 class Reporter:
     """Watches this rank's ops, from `start` to the end of its process.
 
-    Parameters
-    ----------
-    settings
-        Where and when reports are written.
-    place
-        Which rank of which job this process is.
-    is_attended
-        Whether somebody looks at the job: then no report of a hang is written.
-    say
-        Tells the verdict; it is told by one rank.
+    `is_attended` is whether somebody looks at the job: then no report of a hang is
+    written. `say` tells the verdict, on one rank.
     """
 
     def __init__(

@@ -31,19 +31,11 @@ def report_hangs(
     init_method: str | None = None,
     torch: TorchWatch | None = None,
 ) -> None:
-    """Have this rank write reports from now on.
+    """Have this rank write reports from now on; the settings of the first call count.
 
-    Parameters
-    ----------
-    settings
-        Where and when; nothing is done where they have no folder, nor for one rank.
-        Those of the first call count.
-    is_attended
-        Whether somebody looks at the job: then no report of a hang is written.
-    rank, world_size, init_method
-        What the program tells of the job, as `init_process_group` takes it.
-    torch
-        The watch of torch, which hears of failed ops.
+    Nothing is done where they have no folder, nor for one rank. `is_attended` is as for
+    `Reporter`; `rank`, `world_size` and `init_method` are what the program tells of the
+    job, as `init_process_group` takes it. The watch of `torch` hears of failed ops.
     """
     global _reporter, _torch
     with _lock:

@@ -36,16 +36,9 @@ def diagnose(
 ) -> list[Verdict]:
     """Return why ops of `groups` do not complete; ``[]`` if there is no fault.
 
-    Parameters
-    ----------
-    groups
-        Groups, and the number of the generation of each; ops of other groups and
-        generations are ignored.
-    views
-        What each rank has answered.
-    stall
-        Seconds for which an op has to be in flight to count as stalled. A rank that is
-        dead or silent is reported at once, even if no other rank waits for it.
+    Ops of other groups, and of other generations than these, are ignored. `views` is
+    what each rank has answered. An op counts as stalled after `stall` seconds in flight;
+    a rank that is dead or silent is reported at once, even if no other waits for it.
     """
     evidence = live_evidence(groups, views)
     found = find_root_causes(evidence, stall) if _stalls(evidence, stall) else []
@@ -217,15 +210,7 @@ _NO_ANSWER = (
 
 
 def explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation | None:
-    """Return why an op of the group did not end; ``None`` if no fault is found.
-
-    Parameters
-    ----------
-    spec, generation
-        The group, and the number of its generation.
-    answers
-        Group rank → the answer of that rank; see `rankscope.backends.groups.inquiry`.
-    """
+    """Return why an op of the group did not end; ``None`` if no fault is found."""
     views = {}
     groups = {spec.key: generation}
     for place, answer in answers.items():

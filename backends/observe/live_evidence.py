@@ -38,15 +38,10 @@ _UNEXPLAINED = (
 def live_evidence(
     groups: Mapping[GroupKey, int], views: Mapping[int, RankView]
 ) -> Evidence:
-    """Return what `views` tell of `groups`.
+    """Return what `views`, the answers of ranks, tell of the generations of `groups`.
 
-    Parameters
-    ----------
-    groups
-        Groups, and the number of the generation of each; others are left out.
-    views
-        What each rank has answered. Of a rank of a group without a view nothing is
-        known, and neither of one that is silent; a dead one issues nothing more.
+    Others are left out. Of a rank of a group without a view nothing is known, and
+    neither of one that is silent; a dead one issues nothing more.
     """
     known = {
         (key.id, generation): (key, Group(key.name, key.ranks, key.id))

@@ -57,17 +57,10 @@ _Key = tuple[tuple[int, int], ...]
 class ThreadStacks:
     """How to look at the threads of this process.
 
-    Parameters
-    ----------
-    name_cell
-        Returns ``Cell In[7]`` for the file name of a cell, ``None`` for other files.
-        The stack of the main thread begins with its outermost cell; without one the
-        thread is idle unless `is_busy`.
-    is_busy
-        Whether the main thread has something to do.
-    quiet
-        Idents of threads that are left out, as Rankscope's own are, unless all are
-        requested.
+    `name_cell` returns ``Cell In[7]`` for the file name of a cell, ``None`` for other
+    files. The stack of the main thread begins with its outermost cell; without one the
+    thread is idle unless it `is_busy`. Threads whose idents are `quiet` are left out, as
+    Rankscope's own are, unless all are requested.
     """
 
     def __init__(

@@ -159,19 +159,10 @@ class Report:
 def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> Report:
     """Read the files under `paths` and return why the job hung.
 
-    Parameters
-    ----------
-    paths
-        Folders (with all that is below them), files and archives, in any order.
-    times
-        Whether the times of ops that have completed are kept: a trace has them, and no
-        rule needs them.
-
-    Returns
-    -------
-    Report
-        Files that are no evidence, or that cannot be used, are among its ``files``
-        with their problem; the others are judged without them.
+    These are folders (with all that is below them), files and archives, in any order.
+    Those that are no evidence, or that cannot be used, are among the ``files`` of the
+    report with their problem; the others are judged without them. With `times` those of
+    completed ops are kept: a trace has them, and no rule needs them.
     """
     files: dict[str, EvidenceFile] = {}
     dumps: list[RankDump] = []

@@ -584,14 +584,9 @@ def _missing_keys_error(keys: Sequence[str], timeout: float) -> DistStoreTimeout
 
 
 def join(thread: threading.Thread, what: str) -> None:
-    """Wait until `thread` has ended, `END_WAIT` seconds at most; say if it has not.
+    """Wait until `thread`, a daemon, has ended, `END_WAIT` seconds at most.
 
-    Parameters
-    ----------
-    thread
-        A daemon thread, which does not keep the process.
-    what
-        What it was to do, for the log.
+    The log says if it has not, with `what` it was to do.
     """
     if thread is threading.current_thread():
         return

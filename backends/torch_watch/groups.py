@@ -81,7 +81,6 @@ class TorchGroup(WatchedGroup):
         return self.made.aborted
 
     def summary(self) -> GroupStatus:
-        """Return its status on this rank."""
         self._refresh()
         progress = self.progress
         oldest = next(iter(list(progress.in_flight.values())), None)
@@ -113,7 +112,6 @@ class TorchGroup(WatchedGroup):
         )
 
     def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
-        """Fail the ops in flight of this rank, and of its peers; return at once."""
         self._refresh(fully=True)
         oldest = next(iter(list(self.progress.in_flight.values())), None)
         rank = self.key.ranks[self.torch_group.rank()]
@@ -127,11 +125,9 @@ class TorchGroup(WatchedGroup):
         recorder.changed()
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:
-        """Return whether none of these global ranks is in the group."""
         return set(ranks).isdisjoint(self.key.ranks)
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:
-        """Make the group anew; its ranks meet in `store`."""
         if store is None:
             raise DistError(
                 f"torch's group {self.name!r} cannot be rebuilt: its ranks need a "
@@ -142,7 +138,6 @@ class TorchGroup(WatchedGroup):
         recorder.changed()
 
     def export(self) -> dict[str, Any]:
-        """Return what a fresh process needs to join the group."""
         return export(self.torch_group, self.key)
 
     def _issued(self) -> int:

@@ -119,7 +119,6 @@ class ClusterFile(RuntimeFile):
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self.path_of(self.cluster_id, self.profile, self.node)
 
     @classmethod

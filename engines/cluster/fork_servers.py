@@ -30,12 +30,8 @@ class Forked(Protocol):
 class ForkServer(LeashedProcess):
     """A process that forks engines, which end with it.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Runs `MODULE`: with this Python, or by ssh or srun with that of another host.
-    on_end, env, kept : optional
-        As for the base class.
+    `command` runs `MODULE`: with this Python, or by ssh or srun with that of another
+    host. The other arguments are those of the base class.
     """
 
     def __init__(

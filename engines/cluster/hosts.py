@@ -48,17 +48,8 @@ class Hosts:
     All ranks are started by one, and end with it: as it ends with its stdin, which this
     process holds, nothing of them is left wherever this process is killed.
 
-    Parameters
-    ----------
-    ranks : mapping
-        The number of ranks by host.
-    python : str, optional
-        The Python of the other hosts; by default the path of this one.
-    interface : str, optional
-        The network interface of this host, or its address, at which the others reach
-        the controller; by default the one by which ssh has reached them.
-    lost_after : float, default `LOST_AFTER`
-        Seconds after which a host that does not answer is given up.
+    `ranks` is the number of ranks by host. `python` (`remote_python`), `interface` and
+    `lost_after` are as for `Cluster`.
     """
 
     #: Whether this is `LocalHost`.

@@ -15,15 +15,9 @@ __all__ = ["LocalHost"]
 
 
 class LocalHost(Hosts):
-    """This host, where each start has a fork server: it imports, and reads the
-    environment, anew.
+    """This host, with `n` ranks; see `Hosts.by_command`.
 
-    Parameters
-    ----------
-    n : int, default 1
-        The number of ranks.
-    by_command : bool, default False
-        Whether each engine is a program of its own that the fork server runs.
+    Each start has a fork server: it imports, and reads the environment, anew.
     """
 
     is_local = True
@@ -41,11 +35,9 @@ class LocalHost(Hosts):
         self.ranks = {self.name: n}
 
     def leash(self, name: str) -> str:
-        """Return what the process is that holds the ranks."""
         return "the process that forks the ranks"
 
     def command(self, name: str) -> list[str]:
-        """Return the command that runs a fork server."""
         imports = ["plain"] if self.by_command else []
         return [sys.executable, "-m", fork_servers.MODULE, *imports]
 

@@ -354,7 +354,6 @@ class EngineRegistry(RankRegistry):
         self.start_status()
 
     def refresh(self, older_than: float, timeout: float) -> None:
-        """Request summaries of the ranks whose last one is `older_than` seconds old."""
         self.take_over()
         super().refresh(older_than, timeout)
         with self._deaths:

@@ -41,16 +41,10 @@ def place(
 
 
 class SlurmHosts(Hosts):
-    """The nodes of a job, each with an srun of its own; known once it is allocated.
+    """The nodes of a `job`, each with an srun of its own; known once it is allocated.
 
-    Parameters
-    ----------
-    job : SlurmJob
-        The job.
-    n : int, optional
-        The number of ranks; by default what the job was asked for: see `place`.
-    python, interface, lost_after : optional
-        As for `Hosts`.
+    There are `n` ranks, by default what the job was asked for: see `place`. The other
+    arguments are those of `Hosts`.
     """
 
     def __init__(
@@ -80,7 +74,6 @@ class SlurmHosts(Hosts):
         await super().connect_again(names)
 
     def leash(self, name: str) -> str:
-        """Return what the process is that holds the ranks of a node."""
         return f"the srun on {name}"
 
     def command(self, name: str) -> list[str]:
@@ -103,20 +96,16 @@ class SlurmHosts(Hosts):
         return ["srun", "--quiet", "--overlap", *chosen, *server]
 
     def environment_here(self) -> dict[str, str]:
-        """Return the environment of srun."""
         return slurm_environment()
 
     def silent_hosts(self, names: Sequence[str]) -> str:
-        """Return what to do about nodes that have not answered in time."""
         ours = f"srun --jobid={self._slurm.id} --overlap -w {names[0]} hostname"
         return f"does `{ours}` end in a terminal? --start-timeout gives a node longer"
 
     def why_refused(self, name: str, server: ForkServer) -> str:
-        """Return why an srun has ended without an answer."""
         return f"srun {server.why}"
 
     def route_to(self, name: str) -> str:
-        """Return this host's address on the route to a node."""
         try:
             return address_towards(name)
         except OSError as error:

@@ -81,11 +81,9 @@ class SshHosts(Hosts):
     """Hosts with an ssh each; this host needs none."""
 
     def leash(self, name: str) -> str:
-        """Return what the process is that holds the ranks of a host."""
         return f"the {'fork server of' if is_here(name) else 'ssh to'} {name}"
 
     def command(self, name: str) -> list[str]:
-        """Return the command that runs a fork server on the host `name`."""
         if is_here(name):
             return [sys.executable, "-m", fork_servers.MODULE, "describe"]
         if shutil.which("ssh") is None:
@@ -95,14 +93,12 @@ class SshHosts(Hosts):
         return ssh_command(name, self.python, os.getcwd(), self.lost_after)
 
     def silent_hosts(self, names: Sequence[str]) -> str:
-        """Return what to do about hosts that have not answered in time."""
         return (
             f"does `ssh -o BatchMode=yes {names[0]} true` end in a terminal? "
             "--start-timeout gives a host longer"
         )
 
     def why_refused(self, name: str, server: ForkServer) -> str:
-        """Return why an ssh has ended without an answer."""
         if server.exit_code != 255:
             return (
                 f"what ssh ran there ended with {server.exit_code} and did not answer: "

@@ -38,7 +38,6 @@ class JobFile(RuntimeFile):
 
     @property
     def path(self) -> Path:
-        """The file."""
         return runtime_path(f"{self.PREFIX}{self.node}-{self.port}.json")
 
     @property

@@ -34,18 +34,8 @@ STALL = 2.0
 def find_root_causes(evidence: Evidence, stall: float = STALL) -> list[Verdict]:
     """Return why the job hangs, the cause that explains most first.
 
-    Parameters
-    ----------
-    evidence
-        What is known of the job; see `rankscope.backends.observe.evidence`.
-    stall : float, default 2.0
-        Seconds for which an op has to be in flight to count as one that hangs.
-
-    Returns
-    -------
-    list of Verdict
-        One for each cause: several only if they are independent of each other. Empty
-        if no op is known to hang.
+    Each verdict is a cause: there are several only if they are independent of each
+    other, and none if no op is known to hang, in flight for `stall` seconds.
     """
     picture = Picture.of(evidence, stall)
     causes = find_causes(picture)
