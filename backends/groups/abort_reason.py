@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from ..errors import ConnectionLostError, DistAbortedError
@@ -171,8 +171,8 @@ class Departure:
     at: float = field(default_factory=time.monotonic)
 
     def to_json(self) -> str:
-        """Return the departure as the other ranks read it from the store."""
-        return json.dumps([getattr(self, name) for name in _TOLD])
+        """Return the departure, without `at`, as the other ranks read it."""
+        return json.dumps(astuple(self)[:-1])
 
     @classmethod
     def from_json(cls, text: bytes) -> Departure:
@@ -184,19 +184,6 @@ class Departure:
         """The reason of an abort that follows from it."""
         by = self.by or f"rank {self.rank}"
         return AbortReason(self.text, by, culprits=(self.rank,), remedy=self.remedy)
-
-
-#: The fields of a departure that the other ranks are told.
-_TOLD = (
-    "rank",
-    "text",
-    "collectives",
-    "remedy",
-    "generation",
-    "by_abort",
-    "by",
-    "told",
-)
 
 
 def describe_death(rank: int) -> str:

@@ -69,7 +69,7 @@ class PeerWatch:
             return
         self._keep(store.watch("abort", self._peer_aborted))
         self._keep(self._group_store.watch("death", self._peer_died))
-        self._inquiries.watch(self._peer_asks, self._keep)
+        self._inquiries.watch(lambda number, _: self._on_inquiry(number), self._keep)
         for row in (self._left, self._left_for_good):
             row.watch(self._peer_left, self._keep)
         # If the store reports deaths at all.
@@ -183,9 +183,6 @@ class PeerWatch:
             _log.debug("%s: not all left: %s", self._spec.describe(), error)
 
     # -- messages of the other ranks ----------------------------------------
-
-    def _peer_asks(self, number: int, _asker: bytes) -> None:
-        self._on_inquiry(number)
 
     def _peer_left(self, _number: int, value: bytes) -> None:
         departure = Departure.from_json(value)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..errors import DistError
 from ..stores.base import Store
-from ..thread_start import start_thread
+from ..thread_start import run_bounded
 
 __all__ = ["Row"]
 
@@ -36,12 +36,7 @@ class Row:
             except DistError as error:
                 self._note(error)
 
-        try:
-            thread = start_thread(f"row-{self._name}", add)
-        except RuntimeError:
-            add()  # Python 3.12 starts no thread at its end
-        else:
-            thread.join(_PATIENCE)
+        run_bounded(f"row-{self._name}", add, _PATIENCE)
 
     def append_at_end(self, value: str) -> bool:
         """Have the next key set once this process has ended, if the store can."""

@@ -1,11 +1,6 @@
-"""Calls that may block: on a thread of their own, and waited for a bounded time."""
+"""How long calls that may block are waited for."""
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Callable
-
-from .. import thread_start
 
 __all__ = [
     "ABORT_EACH",
@@ -14,8 +9,6 @@ __all__ = [
     "MUTEX_WAIT",
     "REVOKE_WAIT",
     "STORE_WAIT",
-    "run_bounded",
-    "start_thread",
 ]
 
 #: Seconds that an abort, and an orderly end, may take before the caller goes on.
@@ -33,25 +26,3 @@ MUTEX_WAIT = 0.2
 REVOKE_WAIT = 0.5
 #: Seconds for which the store is asked which ranks are missing.
 STORE_WAIT = 1.0
-
-
-def run_bounded(name: str, task: Callable[[], None], seconds: float) -> bool:
-    """Run `task` on a thread; return whether it ended within `seconds`."""
-    thread = start_thread(f"nccl-{name}", task)
-    if thread is None:
-        return True
-    thread.join(seconds)
-    return not thread.is_alive()
-
-
-def start_thread(name: str, task: Callable[[], None]) -> threading.Thread | None:
-    """Start a daemon thread for `task` and return it.
-
-    Where Python starts no thread any more (3.12 and later, at its end), `task` is
-    run on the calling thread, and ``None`` is returned.
-    """
-    try:
-        return thread_start.start_thread(name, task)
-    except RuntimeError:
-        task()
-        return None

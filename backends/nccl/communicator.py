@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ..errors import DistBackendError, DistError, DistTimeoutError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
+from ..thread_start import run_bounded, start_or_run, start_thread
 from ..work.sigint import defer_sigint
 from .bounded import (
     ABORT_EACH,
@@ -27,8 +28,6 @@ from .bounded import (
     MUTEX_WAIT,
     REVOKE_WAIT,
     STORE_WAIT,
-    run_bounded,
-    start_thread,
 )
 from .interface import GpuApi, Handle
 from .options import SWITCH, nonblocking
@@ -177,18 +176,14 @@ class NCCLComm:
             # On a thread of its own: the requests to the store may block, and the
             # caller holds the mutex.
             self._too_late = True
-            threading.Thread(
-                target=self._report_timeout,
-                name=f"rankscope-nccl-late-{self.name}",
-                daemon=True,
-            ).start()
+            start_thread(f"nccl-late-{self.name}", self._report_timeout)
         return False
 
     def _report_timeout(self) -> None:
         """Set the timeout's error, which names the missing ranks, and report it."""
         said = [f"which ranks have not joined is not known after {STORE_WAIT:g} s"]
         run_bounded(
-            f"ask-{self.name}", lambda: said.append(self._missing()), STORE_WAIT
+            f"nccl-ask-{self.name}", lambda: said.append(self._missing()), STORE_WAIT
         )
         error = DistTimeoutError(
             f"{self.name} was not ready after {self._timeout:g} s: {said[-1]}"
@@ -315,14 +310,14 @@ class NCCLComm:
             if self._when_freed is not None:
                 self._when_freed.append(task)
                 return
-        start_thread(f"nccl-freed-{self.name}", task)
+        start_or_run(f"nccl-freed-{self.name}", task)
 
     def _mark_freed(self) -> None:
         """Run the tasks of `when_freed`, and later ones at once."""
         with self._freed_lock:
             tasks, self._when_freed = self._when_freed or [], None
         for task in tasks:
-            start_thread(f"nccl-freed-{self.name}", task)
+            start_or_run(f"nccl-freed-{self.name}", task)
 
     def await_derivation(self) -> None:
         """Wait while an abort would also abort the parent; at most `CLOSE_WAIT`."""
@@ -347,7 +342,7 @@ class NCCLComm:
         if not running:
             abort_together([self], "the communicator was closed before it was ready")
             return
-        if not run_bounded("close", lambda: self._destroy(handle), CLOSE_WAIT):
+        if not run_bounded("nccl-close", lambda: self._destroy(handle), CLOSE_WAIT):
             _log.warning(
                 "%s: NCCL has not returned from its end after %g s; its memory on the "
                 "GPU stays taken until it returns",
@@ -399,20 +394,20 @@ def abort_together(
     aborts = [(comm, comm.retire(reason)) for comm in comms]
 
     def run() -> None:
-        threads = [start_thread(f"abort-{one.name}", abort) for one, abort in aborts]
+        threads = [start_or_run(f"abort-{one.name}", abort) for one, abort in aborts]
         for thread in threads:
             if thread is not None:
                 thread.join()
         then()
 
     began = time.monotonic()
-    thread = start_thread("nccl-abort", run)
+    thread = start_or_run("nccl-abort", run)
     if thread is None:
         return True
     thread.join(ABORT_WAIT)
     if not thread.is_alive():
         return True
-    start_thread("nccl-abort-overdue", lambda: _warn_if_stuck(thread, comms, began))
+    start_or_run("nccl-abort-overdue", lambda: _warn_if_stuck(thread, comms, began))
     return False
 
 

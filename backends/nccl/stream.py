@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConnectionLostError, DistBackendError, DistError
+from ..thread_start import start_or_run
 from ..work.sigint import defer_sigint
-from .bounded import CLOSE_WAIT, MUTEX_WAIT, REVOKE_WAIT, start_thread
+from .bounded import CLOSE_WAIT, MUTEX_WAIT, REVOKE_WAIT
 from .communicator import CommState, NCCLComm, abort_together
 from .interface import GpuApi
 from .launch_queue import Completed, DeviceQueue
@@ -298,7 +299,7 @@ class NCCLStream:
 
         A `ConnectionLostError` aborts it once the group knows the cause.
         """
-        start_thread(f"failed-{self.comm.name}", lambda: self._fail(reason))
+        start_or_run(f"failed-{self.comm.name}", lambda: self._fail(reason))
 
     # -- reservation for ncclCommSplit and ncclCommShrink ----------------------------
 
@@ -477,7 +478,7 @@ def _revoke(streams: Sequence[NCCLStream]) -> set[NCCLStream]:
 
     deadline = time.monotonic() + MUTEX_WAIT + REVOKE_WAIT
     threads = [
-        start_thread(f"revoke-{one.comm.name}", partial(revoke, one)) for one in streams
+        start_or_run(f"revoke-{one.comm.name}", partial(revoke, one)) for one in streams
     ]
     for thread in threads:
         if thread is not None:

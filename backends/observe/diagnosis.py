@@ -37,8 +37,8 @@ def diagnose(
     """Return why ops of `groups` do not complete; ``[]`` if there is no fault.
 
     Ops of other groups, and of other generations than these, are ignored. `views` is
-    what each rank has answered. An op counts as stalled after `stall` seconds in flight;
-    a rank that is dead or silent is reported at once, even if no other waits for it.
+    what each rank has answered. An op counts as stalled after `stall` seconds in
+    flight; a rank that is dead or silent is reported at once, even if no other waits.
     """
     evidence = live_evidence(groups, views)
     found = find_root_causes(evidence, stall) if _stalls(evidence, stall) else []

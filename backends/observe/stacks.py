@@ -59,8 +59,8 @@ class ThreadStacks:
 
     `name_cell` returns ``Cell In[7]`` for the file name of a cell, ``None`` for other
     files. The stack of the main thread begins with its outermost cell; without one the
-    thread is idle unless it `is_busy`. Threads whose idents are `quiet` are left out, as
-    Rankscope's own are, unless all are requested.
+    thread is idle unless it `is_busy`. Threads whose idents are `quiet` are left out,
+    as Rankscope's own are, unless all are requested.
     """
 
     def __init__(

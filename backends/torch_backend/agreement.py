@@ -29,32 +29,21 @@ class Hook:
 
 @dataclass(frozen=True)
 class Held:
-    """What one rank tells of its model and optimizer.
+    """What one rank tells of its model and optimizer."""
 
-    Parameters
-    ----------
-    replicas : tuple of int
-        The ranks that have the same parameters as this one, which is among them.
-    layout : str
-        What is equal where names, shapes and dtypes of the parameters are.
-    steps : int, optional
-        How many steps it has done; ``None``: the optimizer does not count them.
-    is_fresh : bool
-        Whether it is a fresh process of a rank that died.
-    is_whole : bool
-        Whether all of its state is of one step.
-    buckets : tuple of int
-        What is equal where DDP has the same buckets.
-    hooks : tuple of Hook
-        The communication hooks of its modules of DDP.
-    """
-
+    #: The ranks that have the same parameters as this one, which is among them.
     replicas: tuple[int, ...]
+    #: What is equal where names, shapes and dtypes of the parameters are.
     layout: str
+    #: How many steps it has done; ``None``: the optimizer does not count them.
     steps: int | None = 0
+    #: Whether it is a fresh process of a rank that died.
     is_fresh: bool = False
+    #: Whether all of its state is of one step.
     is_whole: bool = True
+    #: What is equal where DDP has the same buckets.
     buckets: tuple[int, ...] = ()
+    #: The communication hooks of its modules of DDP.
     hooks: tuple[Hook, ...] = ()
 
 

@@ -70,9 +70,9 @@ class LeashedProcess:
     """A process, and the pipes to it.
 
     It is made, and calls back, on the thread of an event loop. The end of its stdin,
-    which only this process holds, ends it. ``on_end(self)`` is called when it has ended,
-    unless it was closed. Its environment is `env`, by default that of this process; one
-    that is `kept` may outlive this process: see `keep`.
+    which only this process holds, ends it. ``on_end(self)`` is called when it has
+    ended, unless it was closed. Its environment is `env`, by default that of this
+    process; one that is `kept` may outlive this process: see `keep`.
     """
 
     def __init__(
