@@ -24,7 +24,6 @@ __all__ = [
     "table_html",
     "title_html",
     "trusted_html",
-    "widths_of",
     "with_widths",
 ]
 

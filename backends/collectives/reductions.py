@@ -14,12 +14,7 @@ from ..work.work import Work
 from .arguments import Array, Call, check_op, take, take_peer
 from .sparse import is_sparse, sparse_all_reduce
 
-__all__ = [
-    "all_reduce",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-]
+__all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 
 
 def all_reduce(

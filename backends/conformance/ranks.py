@@ -41,7 +41,6 @@ __all__ = [
     "Rank",
     "RankFailure",
     "Ranks",
-    "kill_tree",
     "loads_a_script",
     "reserve_port",
     "run_ranks",

@@ -27,7 +27,6 @@ from .reference import MOVABLE, REDUCIBLE
 __all__ = [
     "MEET_TIMEOUTS",
     "Arrays",
-    "Consequence",
     "DeviceArrays",
     "HostArrays",
     "Options",

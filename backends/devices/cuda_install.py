@@ -6,13 +6,7 @@ import os
 
 from ..install import pip_install, with_extra
 
-__all__ = [
-    "DRIVER_FILES",
-    "cuda_of_cupy",
-    "for_cuda",
-    "has_driver",
-    "install_command",
-]
+__all__ = ["DRIVER_FILES", "cuda_of_cupy", "for_cuda", "has_driver", "install_command"]
 
 #: Device files of a loaded NVIDIA driver; WSL has ``/dev/dxg``.
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")

@@ -28,7 +28,6 @@ from ..interface.registry import (
 from ..interface.staging import misplaced, staged_devices
 
 __all__ = [
-    "GRAMMAR",
     "BackendConfig",
     "bound_index",
     "default_instead",

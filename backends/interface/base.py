@@ -22,12 +22,7 @@ from ..work.work import Work
 from . import fusion
 from .registration import BackendCreator, LauncherRendezvous, Registration
 
-__all__ = [
-    "INTERFACE_VERSION",
-    "Array",
-    "Backend",
-    "Reduction",
-]
+__all__ = ["INTERFACE_VERSION", "Array", "Backend", "Reduction"]
 
 #: The version of the interface below: raised by a change that an existing
 #: subclass of `Backend` would have to follow.

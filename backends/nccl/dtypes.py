@@ -17,7 +17,6 @@ from ..work.reduce_op import PremulSum, ReduceOp
 
 __all__ = [
     "REDUCE_OPS",
-    "NcclDtype",
     "Reduction",
     "is_float8",
     "ops_of",

@@ -23,12 +23,7 @@ from .root_cause import find_completed_differences, find_root_causes
 from .root_cause.facts import deaths, exceptions, silences
 from .verdicts import Fault, RankView, Verdict, in_one
 
-__all__ = [
-    "completed_unlike",
-    "diagnose",
-    "explain",
-    "failed_last",
-]
+__all__ = ["completed_unlike", "diagnose", "explain", "failed_last"]
 
 
 def diagnose(

@@ -33,12 +33,7 @@ from .records import Record
 from .speeds import Speed, Speeds
 from .torch_format import ITEMSIZES
 
-__all__ = [
-    "GroupLateness",
-    "Lateness",
-    "RankLateness",
-    "findings_of",
-]
+__all__ = ["GroupLateness", "Lateness", "RankLateness", "findings_of"]
 
 #: Ops of one line that count; what begins late in a long run is named soon, since the
 #: last ones are judged by themselves, too.

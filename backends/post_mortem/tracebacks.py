@@ -9,13 +9,7 @@ from typing import NamedTuple
 from ..observe.evidence import RankEvidence
 from .user_frames import MOST, Frame, position
 
-__all__ = [
-    "Raised",
-    "TracebackReader",
-    "evidence_of",
-    "late_at_barrier",
-    "raised_in",
-]
+__all__ = ["Raised", "TracebackReader", "evidence_of", "late_at_barrier", "raised_in"]
 
 #: Characters of an exception's text that are kept.
 _LONGEST = 200

@@ -27,14 +27,7 @@ from ..work.flight_recorder import Record
 from ..work.hooks import add_op_hook
 from . import private
 
-__all__ = [
-    "Joining",
-    "adopt",
-    "begin",
-    "joining",
-    "require_members",
-    "require_rejoined",
-]
+__all__ = ["adopt", "begin", "joining", "require_members", "require_rejoined"]
 
 
 class Joining:

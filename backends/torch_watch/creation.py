@@ -17,14 +17,7 @@ from ..groups.abort_reason import AbortReason, FoundCause
 from .gloo_sockets import count_connections, listening_sockets
 from .private.groups import Names, names
 
-__all__ = [
-    "Made",
-    "install",
-    "issued",
-    "known_groups",
-    "made_of",
-    "note_rebuilt",
-]
+__all__ = ["Made", "install", "issued", "known_groups", "made_of", "note_rebuilt"]
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from .private.groups import names
 from .torch_record import TorchRecord
 
 __all__ = [
-    "GivenUp",
     "has_timed_out",
     "note_failed_call",
     "note_given_up",

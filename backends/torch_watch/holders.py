@@ -10,12 +10,7 @@ from typing import Any
 
 from .private.models import DataParallelNames, FullyShardNames
 
-__all__ = [
-    "data_parallel_modules",
-    "move",
-    "objects",
-    "reset",
-]
+__all__ = ["move", "objects", "reset"]
 
 
 def move(old: Any, new: Any) -> list[str]:

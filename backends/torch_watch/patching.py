@@ -12,11 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = [
-    "Wrapper",
-    "replace",
-    "when_imported",
-]
+__all__ = ["Wrapper", "replace", "when_imported"]
 
 _log = logging.getLogger(__name__)
 

@@ -34,12 +34,7 @@ from .private.groups import names
 from .stores import disconnect
 from .torch_record import TorchRecord
 
-__all__ = [
-    "PendingGroup",
-    "UnfinishedGroup",
-    "UnfinishedGroups",
-    "export",
-]
+__all__ = ["PendingGroup", "UnfinishedGroup", "UnfinishedGroups", "export"]
 
 #: The op that a rank is in, as summaries and records have it.
 OP = "new_group"

@@ -25,7 +25,6 @@ __all__ = [
     "ERROR_FROM",
     "VARIABLE",
     "UCXError",
-    "UCXLibrary",
     "folder",
     "load",
     "settings_for_loading",

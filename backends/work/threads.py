@@ -7,11 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = [
-    "BackgroundLoop",
-    "CallbackThreads",
-    "callback_threads",
-]
+__all__ = ["BackgroundLoop", "CallbackThreads", "callback_threads"]
 
 _log = logging.getLogger(__name__)
 

@@ -61,14 +61,7 @@ from .process import end_by_sigterm, give_children_their_signals
 from .publisher import StatusPublisher
 from .rank_store import RankStore
 
-__all__ = [
-    "Agent",
-    "debug",
-    "install",
-    "installed",
-    "launched_as",
-    "names_of",
-]
+__all__ = ["Agent", "debug", "install", "installed", "launched_as", "names_of"]
 
 #: What an op says on a rank that has not got its groups yet.
 _NOT_READY = (

@@ -19,12 +19,7 @@ from rankscope.backends.work.op_type import algbw, busbw
 from ..wire.ipyparallel_private import call_of
 from .execution import Execution
 
-__all__ = [
-    "Bench",
-    "BenchResult",
-    "BenchRow",
-    "code_of",
-]
+__all__ = ["Bench", "BenchResult", "BenchRow", "code_of"]
 
 
 @dataclass(frozen=True)

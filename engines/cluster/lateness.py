@@ -18,14 +18,7 @@ from ..status import ClusterStatus
 from .flight_records import TIMEOUT, FlightRecords
 from .profiling import RATE, Profile, Sampled, Sampling, file_name, innermost_line
 
-__all__ = [
-    "Lateness",
-    "Recorded",
-    "located",
-    "responding",
-    "take",
-    "watched",
-]
+__all__ = ["Lateness", "Recorded", "located", "responding", "take", "watched"]
 
 #: Records that are fetched of each rank, and of all ranks together.
 LAST, IN_ALL, LEAST = 200, 12_800, 24

@@ -18,8 +18,6 @@ from ..wire.torch_environment import TorchOptions
 from . import torch_start
 
 __all__ = [
-    "MEMORY_PER_RANK",
-    "RANKS_PER_CORE",
     "check_backend",
     "check_capacity",
     "check_folder",

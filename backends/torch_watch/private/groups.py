@@ -18,13 +18,7 @@ from typing import Any
 
 from ..patching import Wrapper, replace
 
-__all__ = [
-    "C10D",
-    "RECORDER_SIZE",
-    "Names",
-    "names",
-    "probe",
-]
+__all__ = ["C10D", "RECORDER_SIZE", "Names", "names", "probe"]
 
 #: The module of torch that holds the registry of groups.
 C10D = "torch.distributed.distributed_c10d"

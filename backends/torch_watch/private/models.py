@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "DataParallelNames",
-    "FullyShardNames",
-]
+__all__ = ["DataParallelNames", "FullyShardNames"]
 
 _MIB = 1024 * 1024
 
