@@ -109,8 +109,12 @@ COMPARED = (
 
 def main() -> None:
     """Serve; in a forked child, run the engine instead."""
+    describes = "describe" in sys.argv[1:]
+    if describes:
+        # What the login has printed, as a terminal's title, may lack the line's end.
+        print(flush=True)
     server = _Server()
-    if "describe" in sys.argv[1:]:
+    if describes:
         server.send({"host": describe()})
         for name in OF_THE_TASK:
             os.environ.pop(name, None)

@@ -268,7 +268,9 @@ class Launched(LaunchedProcesses):
 
     def _silent_hosts(self) -> str:
         silent = [] if self.hosts is None else self.hosts.silent()
-        return f": no answer of {', '.join(silent)}" if silent else ""
+        if self.hosts is None or not silent:
+            return ""
+        return f": no answer of {', '.join(silent)}: {self.hosts.silent_hosts(silent)}"
 
     # -- stopping ----------------------------------------------------------
 

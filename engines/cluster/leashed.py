@@ -159,8 +159,9 @@ class LeashedProcess:
         *lines, self._received = (self._received + chunk).split(b"\n")
         for line in lines:
             # What the login on another host prints is no message.
-            if line.startswith(b"{"):
-                self._handle(json.loads(line))
+            if line.startswith(b'{"'):
+                with contextlib.suppress(ValueError):
+                    self._handle(json.loads(line))
 
     def _handle(self, message: dict[str, Any]) -> None:
         if self._replies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import fork_servers
@@ -36,6 +36,11 @@ class LocalHost(Hosts):
 
     def leash(self, name: str) -> str:
         return "the process that forks the ranks"
+
+    def silent_hosts(self, names: Sequence[str]) -> str:
+        """Return what to do about a fork server that has not answered in time."""
+        pid = self.servers[self.name].process.pid
+        return f"{self.leash(self.name)} (pid {pid}) is stopped, or gets no CPU"
 
     def command(self, name: str) -> list[str]:
         imports = ["plain"] if self.by_command else []

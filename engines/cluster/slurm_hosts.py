@@ -110,7 +110,7 @@ class SlurmHosts(Hosts):
             return address_towards(name)
         except OSError as error:
             raise ClusterStartError(
-                f"{name}: no route leads there from this host ({error.strerror}): name "
+                f"{name}: no route of IPv4 leads there ({error.strerror}): name "
                 "the address at which it reaches this host with --interface"
             ) from None
 

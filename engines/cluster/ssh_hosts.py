@@ -120,7 +120,7 @@ class SshHosts(Hosts):
             return address_towards(host)
         except OSError as error:
             raise ClusterStartError(
-                f"{name}: no route leads there from this host but ssh's own "
+                f"{name}: no route of IPv4 leads there from this host but ssh's own "
                 f"({error.strerror or error}): name the address at which it reaches "
                 "this host with --interface"
             ) from None

@@ -181,7 +181,9 @@ class Sshd:
         path = shlex.quote(os.environ["PYTHONPATH"])
         #: What ``remote_python`` is to be: the code that is tested.
         self.python = str(folder / "python")
-        self.program(folder / "python", f'PYTHONPATH={path} exec {sys.executable} "$@"')
+        # As of a login that sets the title of a terminal.
+        title = f'printf title; PYTHONPATH={path} exec {sys.executable} "$@"'
+        self.program(folder / "python", title)
         os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
         assert SSHD is not None
         self._sshd = subprocess.Popen(

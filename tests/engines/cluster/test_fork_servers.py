@@ -94,3 +94,17 @@ def test_an_engine_that_ends_at_once_is_reported() -> None:
 def test_a_fork_that_fails_is_an_error() -> None:
     with pytest.raises(ClusterStartError, match="^no process: none left$"):
         asked(lambda server: server._handle({"failed": "no process: none left"}), [])
+
+
+def test_what_the_login_prints_is_no_message() -> None:
+    """Also without the end of a line, as a terminal's title, and as of JSON."""
+    said = [b"{}", b'{"a": 1', b'Welcome\n{"pids', b"\x1b]0;b\x07"]
+    engine = Engine()
+
+    def answer(server: ForkServer) -> None:
+        process: Any = server._popen
+        process._write.write(b"\n".join(said) + b'\n{"pids": [7]}\n')
+        server._receive()
+
+    asked(answer, [engine])
+    assert engine.told == [7]
