@@ -9,7 +9,7 @@ end event is recorded behind it. The Work completes when that event is reached.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -134,7 +134,7 @@ class NCCLWork(Work):
             self.mark_started(now)
         self.mark_completed(completed_ns=now)
 
-    def _call_back(self, callbacks: Sequence[Callable[[Work], None]]) -> None:
+    def _call_back(self, callbacks: Iterable[Callable[[Work], None]]) -> None:
         run = partial(super()._call_back, callbacks)
         if self.callbacks_later:
             progress.call(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -44,8 +43,12 @@ class _Composite(Work):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not part.state.is_terminal and not part._block(left):
                 return False
+        self._follow_parts()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return super()._block(left)
+
+    def _follow_parts(self, ended: Work | None = None) -> None:
+        """Do what a callback of a part may not have done, as an interrupt ended it."""
 
     def _note_wait(self) -> None:
         for part in self.parts:
@@ -95,8 +98,10 @@ def chain(
             return
         try:
             then()
-        except Exception as raised:  # noqa: BLE001 - it belongs to the Work
+        except BaseException as raised:
             outer.mark_failed(raised)
+            if not isinstance(raised, Exception):
+                raise  # an interrupt, of the thread as well
         else:
             said = done._result if result is None else result
             outer.mark_completed(said, started_ns=done.started_ns)
@@ -108,7 +113,28 @@ def chain(
 class _Joined(_Composite):
     """Several Works as one, with nothing to do after them."""
 
-    __slots__ = ()
+    __slots__ = ("_over",)
+
+    def __init__(self, parts: Sequence[Work], op_type: OpType, result: Any) -> None:
+        super().__init__(parts, op_type, result)
+        # So many of the first parts have ended, at least.
+        self._over = 0
+
+    def _follow_parts(self, ended: Work | None = None) -> None:
+        """End when all parts have, or as `ended`, a part, has failed."""
+        if ended is None or ended._exception is None:
+            over = self._over
+            while over < len(self.parts) and self.parts[over].state.is_terminal:
+                over += 1
+            self._over = over
+            if over < len(self.parts):
+                return
+            failed = (part for part in self.parts if part._exception is not None)
+            ended = next(failed, None)
+        if ended is None or ended._exception is None:
+            self.mark_completed()
+        else:
+            self.mark_failed(ended._exception, ended.state)
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         if timeout is None and all(part.on_device for part in self.parts):
@@ -125,23 +151,9 @@ class _Joined(_Composite):
 def join(parts: Sequence[Work], op_type: OpType, result: Any = None) -> Work:
     """Return a Work that is over when all of `parts` are, or one fails."""
     outer = _Joined(parts, op_type, result)
-    lock, left = threading.Lock(), len(parts)
-
-    def follow(done: Work) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            last = left == 0
-        error = done._exception
-        if error is not None:
-            outer.mark_failed(error, done.state)
-        elif last:
-            outer.mark_completed(result)
-
     for part in parts:
-        part._when_over(follow)
-    if not parts:
-        outer.mark_completed(result)
+        part._when_over(outer._follow_parts)
+    outer._follow_parts()
     return outer
 
 

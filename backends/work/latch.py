@@ -34,6 +34,9 @@ class Latch:
             try:
                 self._tokens.get(timeout=None if timeout is None else max(0.0, timeout))
             except queue.Empty:
-                return self._is_set
-            self._tokens.put(None)  # for the next thread that waits
-        return True
+                pass
+            finally:
+                # For the next thread that waits, also if an interrupt follows `get`.
+                if self._is_set:
+                    self._tokens.put(None)
+        return self._is_set

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -693,13 +693,18 @@ class Work:
             self._call_back(callbacks)
         return True
 
-    def _call_back(self, callbacks: Sequence[Callable[[Work], None]]) -> None:
-        for callback in callbacks:
+    def _call_back(self, callbacks: Iterable[Callable[[Work], None]]) -> None:
+        left = iter(callbacks)
+        for callback in left:
             try:
                 callback(self)
             except Exception:  # noqa: BLE001 - anybody's code
                 # The thread that ends Works has others to end, too.
                 _log.exception("a callback of %s", self.describe())
+            except BaseException:
+                # An interrupt ends one of them.
+                self._call_back(left)
+                raise
 
     def bind(self, record: OpRecord, result: Any = None) -> bool:
         """Tie the Work to its flight-recorder slot (the dispatcher does this).

@@ -6,11 +6,15 @@ import functools
 import itertools
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
+
+import pytest
 
 from rankscope.backends import OpType, Work
-from rankscope.backends.errors import DistTimeoutError
+from rankscope.backends.errors import DistBackendError, DistTimeoutError
+from rankscope.backends.work.composite import chain, join
 from rankscope.backends.work.latch import Latch
 
 
@@ -52,6 +56,58 @@ def test_a_wait_may_be_interrupted_anywhere() -> None:
         if not came:
             break
     assert place > 10
+
+
+@pytest.mark.parametrize("error", [None, DistBackendError("one")])
+def test_the_end_of_a_part_may_be_interrupted_anywhere(
+    error: DistBackendError | None,
+) -> None:
+    for place in itertools.count():
+        parts = [Work(), Work()]
+        joined = join(parts, OpType.COALESCED)
+        parts[0].mark_completed()
+        end: Callable[[], bool] = parts[1].mark_completed
+        if error is not None:
+            end = functools.partial(parts[1].mark_failed, error)
+        came = interrupted(end, place)
+        end()
+        joined._is_over(20)
+        assert joined.exception() is error
+        if not came:
+            break
+    assert place > 10
+
+
+def test_an_interrupt_of_one_callback_loses_no_other() -> None:
+    def interrupt(_: Any = None) -> None:
+        raise KeyboardInterrupt
+
+    inner = Work()
+    inner.add_done_callback(interrupt)
+    outer = chain(inner, OpType.REDUCE, interrupt)
+    future = inner.get_future()
+    with pytest.raises(KeyboardInterrupt):
+        inner.mark_completed()
+    assert future.done()
+    assert isinstance(outer.exception(), KeyboardInterrupt)
+
+
+def test_an_interrupted_wait_takes_no_token_away() -> None:
+    latch = Latch()
+    tokens = latch._tokens
+
+    class Interrupted:
+        put = tokens.put
+
+        def get(self, timeout: float | None) -> None:
+            latch.set()
+            tokens.get(timeout=timeout)
+            raise KeyboardInterrupt
+
+    latch._tokens = cast(Any, Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        latch.wait()
+    assert tokens.qsize() == 1
 
 
 def test_a_latch_lets_all_through() -> None:
