@@ -282,7 +282,8 @@ class Store:
         Returns
         -------
         bytes
-            `desired` if it was set; else the value of `key`, ``b""`` if it is absent.
+            `desired` if it was set; else the value of `key`, or `expected` if it is
+            absent.
 
         Examples
         --------

@@ -84,7 +84,7 @@ class KeyTable:
             case b"swap", [key, expected, desired]:
                 if values.get(key, b"") == expected:
                     self._put(key, desired)
-                answer = [values.get(key, b"")]
+                answer = [values.get(key, expected)]
             case b"check", _:
                 answer = [b"1" if all(key in values for key in args) else b"0"]
             case b"delete", [key]:
@@ -127,6 +127,8 @@ class KeyTable:
         try:
             if len(value) > MAX_DIGITS:
                 raise ValueError(f"{len(value)} bytes")
+            if b"_" in value:
+                raise ValueError("Python's own form of an integer")
             total = b"%d" % (int(value) + amount)
         except ValueError as error:
             raise DistStoreError(
