@@ -337,10 +337,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         >>> group.aborted, group.generation
         (None, 1)
         """
-        if self._destroyed:
-            raise ValueError(
-                f"rebuild of {self.describe()}: the group was destroyed; {ANEW_HINT}"
-            )
+        self._check_exists("rebuild")
         while not self._replace(self._current, generation, store):
             pass  # another thread has rebuilt the group meanwhile
         recorder.changed()
@@ -426,6 +423,12 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
             As :meth:`suspend` raises it.
         """
         return memory_stats(self._current)
+
+    def _check_exists(self, what: str) -> None:
+        if self._destroyed:
+            raise ValueError(
+                f"{what} of {self.describe()}: the group was destroyed; {ANEW_HINT}"
+            )
 
     def shutdown(self) -> None:
         """Free the backends in good order; abort if ops are still in flight."""

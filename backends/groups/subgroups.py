@@ -174,7 +174,8 @@ def new_subgroups(
     ------
     ValueError
         `group_size` does not divide the size of `group`, or is not known; a bad backend
-        string or timeout; this rank is not in `group`, or there is no default group.
+        string or timeout; this rank is not in `group`, it was destroyed, or there is no
+        default group.
     TypeError
         `group` is no group, or another argument is of another type.
 
@@ -184,7 +185,7 @@ def new_subgroups(
     >>> mine.ranks, len(all_of_them)
     ([0], 1)
     """
-    pg = resolve_group(group, "new_subgroups")
+    pg = _parent(group, "new_subgroups")
     where = f"new_subgroups on {pg.describe()}"
     if group_size is None:
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -264,6 +265,13 @@ def new_subgroups_by_enumeration(
     return mine, made
 
 
+def _parent(group: Group, op: str) -> ProcessGroup:
+    """Return the group of which `op` makes others."""
+    pg = resolve_group(group, op)
+    pg._check_exists(op)
+    return pg
+
+
 def _lists(value: Any, what: str) -> list[list[int]]:
     """Return lists of ranks as Python's; ``None`` is none, which the caller refuses."""
     given = as_list(() if value is None else value, what, "lists of ranks")
@@ -306,8 +314,8 @@ def shrink_group(
     ------
     ValueError
         Ranks that are not in `group` or given twice; none or all are excluded, or this
-        rank is; unknown flags; this rank is not in `group`, or there is no default
-        group.
+        rank is; unknown flags; this rank is not in `group`, it was destroyed, or there
+        is no default group.
     TypeError
         `group` is no group, or a rank no integer.
 
@@ -325,7 +333,7 @@ def shrink_group(
     ...     rest = dist.shrink_group([1])
     ...     assert rest.ranks == [0]
     """
-    pg = resolve_group(group, "shrink_group")
+    pg = _parent(group, "shrink_group")
     excluded = sorted(
         as_ints(ranks_to_exclude, f"shrink_group on {pg.describe()}: ranks_to_exclude")
     )
@@ -386,8 +394,8 @@ def split_group(
     ------
     ValueError
         Lists that are missing, empty, overlap, or name a rank that is not in the group;
-        a bad backend string or timeout; this rank is not in `parent_pg`, or there is no
-        default group.
+        a bad backend string or timeout; this rank is not in `parent_pg`, it was
+        destroyed, or there is no default group.
     TypeError
         `parent_pg` is no group, or another argument is of another type.
 
@@ -397,7 +405,7 @@ def split_group(
     >>> mine.ranks
     [0]
     """
-    pg = resolve_group(parent_pg, "split_group")
+    pg = _parent(parent_pg, "split_group")
     what = f"split_group on {pg.describe()}: split_ranks"
     lists = [sorted(ranks) for ranks in _lists(split_ranks, what)]
     if not _are_disjoint(lists, pg.size()):

@@ -428,14 +428,21 @@ def test_rebuild_begins_a_new_generation_with_fresh_backends(
     assert group.summary().state == "ready"
 
 
-def test_a_destroyed_group_is_not_rebuilt(group: dist.ProcessGroup) -> None:
+def test_a_destroyed_group_is_not_rebuilt_or_divided(group: dist.ProcessGroup) -> None:
     mine = dist.new_group([0, 1], group_desc="mine")
     dist.abort_process_group(mine, "first")
     dist.destroy_process_group(mine)
-    with pytest.raises(
-        ValueError, match=r"group 'mine' on rank 0: the group was destroyed; make anoth"
-    ):
-        dist.rebuild_process_group(mine)
+    uses: list[Callable[[], object]] = [
+        lambda: dist.rebuild_process_group(mine),
+        lambda: dist.split_group(mine, [[0]]),
+        lambda: dist.shrink_group([1], mine),
+        lambda: dist.new_subgroups(1, mine),
+    ]
+    for use in uses:
+        with pytest.raises(
+            ValueError, match=r"group 'mine' on rank 0: the group was destroyed; make a"
+        ):
+            use()
     assert mine.generation == 0
 
 
