@@ -61,6 +61,7 @@ async (source, traits) => {
   const { default: widget } = await import(url);
   const listeners = {
     "msg:custom": new Set(), comm_live_update: new Set(), "change:pinned": new Set(),
+    "change:hangs": new Set(),
   };
   window.sent = [];
   const model = {
@@ -75,6 +76,7 @@ async (source, traits) => {
     send: (message) => window.sent.push(message),
   };
   const call = (event, what) => listeners[event].forEach((one) => one(what));
+  window.hang = (hangs) => model.set("hangs", hangs);
   window.pin = (pinned) => model.set("pinned", pinned);
   window.play = (message) => call("msg:custom", message);
   window.restart = () => call("comm_live_update");
@@ -146,6 +148,7 @@ class BarePage:
             "styles": module.styles(),
             "diagnoses": True,
             "pinned": False,
+            "hangs": False,
             "snapshot": snapshot or {},
         }
         self.frame.evaluate(

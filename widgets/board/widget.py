@@ -65,6 +65,8 @@ class Board(anywidget.AnyWidget):
     diagnoses = traitlets.Bool().tag(sync=True)
     #: Whether a bar in the page shows state, verdict and Abort, where no panel does.
     pinned = traitlets.Bool().tag(sync=True)
+    #: Whether a cell hangs: such a bar is there where nothing of the board is in sight.
+    hangs = traitlets.Bool().tag(sync=True)
     #: The whole state, for a page that opens; changes are sent as messages.
     snapshot = traitlets.Dict().tag(sync=True)
 
@@ -111,7 +113,10 @@ class Board(anywidget.AnyWidget):
 
     def show_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Show the verdicts of a diagnosis; ``[]``: nothing is wrong."""
-        self._feed.show_verdicts(verdicts)
+        found = tuple(verdicts)
+        if not found:
+            self.hangs = False
+        self._feed.show_verdicts(found)
 
     def show(self) -> None:
         """Show the board below the cell that runs, in addition to other places."""
@@ -197,7 +202,7 @@ class Board(anywidget.AnyWidget):
         self._cell_running = True
 
     def _on_cell_end(self, result: Any) -> None:
-        self._cell_running = False
+        self._cell_running = self.hangs = False
         if self._cluster.closed and not self._feed.closed:
             # By a call in the cell: no page may show the board, and no magic follow.
             self._feed.close()
@@ -237,7 +242,8 @@ class Board(anywidget.AnyWidget):
 
         `when` is the time at which it was found.
         """
-        if self._needs_view():
+        self.hangs = not self._needs_view()
+        if not self.hangs:
             text += " (`rankscope abort` in a terminal ends it)"
         return hang_html(
             text,

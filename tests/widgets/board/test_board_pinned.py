@@ -42,6 +42,10 @@ def _bar(scene: Scene) -> Locator:
     return scene.page.page.locator(".rankscope-bar")
 
 
+def _has_bars(scene: Scene, count: int) -> None:
+    until(lambda: _bar(scene).count() == count, 30)
+
+
 def _text(scene: Scene) -> str:
     return " ".join(_bar(scene).locator(".line > :visible").all_inner_texts())
 
@@ -112,6 +116,35 @@ def test_a_cell_that_hangs_has_one_in_its_output(scene: Scene) -> None:
     # The focus was on a button of the bar, and goes to what comes next.
     live = "document.querySelector('.rankscope-live').shadowRoot"
     assert page.evaluate(f"() => {live}.activeElement?.textContent") == "Rebuild"
+
+
+def test_while_a_cell_hangs_a_bar_comes_where_nothing_of_it_is_in_sight(
+    scene: Scene,
+) -> None:
+    """As where the cell has printed much: its own bar is at the end of that."""
+    page = scene.page.page
+    _pin(scene, False)
+    page.evaluate("() => window.scrollTo(0, 3000)")
+    scene.take(*simulated.hang(4, 2))
+    page.evaluate("() => window.hang(true)")
+    until(lambda: "Missing ranks Rank 2 has not entered" in _text(scene), 30)
+    for place, count in ((0, 0), (3000, 1)):
+        page.evaluate(f"() => window.scrollTo(0, {place})")
+        _has_bars(scene, count)
+    page.evaluate(
+        "html => document.body.insertAdjacentHTML('beforeend', html)",
+        hang_html("why", "the-board", "14:03:12", 7),
+    )
+    page.evaluate("() => window.scrollTo(0, document.body.scrollHeight)")
+    _has_bars(scene, 0)
+    page.evaluate("() => window.scrollTo(0, 2000)")
+    _has_bars(scene, 1)
+    _bar(scene).get_by_role("button", name="Hide").click()
+    assert _bar(scene).count() == 0
+    # The next hang has one, which goes as that ends.
+    for hangs in (False, True, False):
+        page.evaluate("hangs => window.hang(hangs)", hangs)
+        _has_bars(scene, int(hangs))
 
 
 def test_in_a_narrow_cell_the_sentence_is_below_its_title(scene: Scene) -> None:

@@ -1,5 +1,6 @@
-// The board as a bar with the state, the verdict and Abort: pinned, in sight wherever
-// the notebook is scrolled to, or in the output of a cell that hangs. It opens the whole
+// The board as a bar with the state, the verdict and Abort: pinned, or while a cell hangs
+// and nothing else of it is in sight, wherever the notebook is scrolled to; and in the
+// output of that cell. It opens the whole
 // board above itself.
 
 import { OUTCOME_SHOWN, makeActions } from "./actions.js";
@@ -40,7 +41,8 @@ export class Bar {
     const line = make("div", "line", null);
     line.append(this.shape, this.title, this.text, this.news, this.actions, this.opener);
     if (this.unpin) {
-      const away = make("button", "small", "Unpin", { type: "button" });
+      const name = this.store.model.get("pinned") ? "Unpin" : "Hide";
+      const away = make("button", "small", name, { type: "button" });
       setAttribute(away, "title", "Remove this bar; the board stays below its cell.");
       away.addEventListener("click", () => this.unpin());
       line.append(away);

@@ -6,6 +6,7 @@ import { homeIn } from "./places.js";
 import { Store } from "./store.js";
 
 const DOCKED = ".jupyterlab-sidecar"; // the panel that dock.py opens
+const SETTLED = 1_000; // ms in which the bar in the output of a cell that hangs comes
 
 /**
  * Keep a live board in each element of a class, as elements are added and removed.
@@ -18,8 +19,13 @@ function inhabit(store, model) {
   const name = model.get("name");
   const homes = new Map(); // element → board
   const hangs = new Map(); // element in the output of a cell that hangs → {cell, one}: its bar
+  const seen = new Set(); // the elements of both that are in sight
   let bar = null;
+  let alarm = false; // a cell hangs, and nobody has removed the bar since
+  let timer = 0;
   const unpin = () => {
+    alarm = false;
+    if (!model.get("pinned")) return pin();
     model.set("pinned", false);
     model.save_changes();
   };
@@ -27,11 +33,37 @@ function inhabit(store, model) {
     // A panel that is closed, or behind another, keeps nothing in sight.
     const docked = homeIn(DOCKED, name)?.checkVisibility() ?? false;
     const pinned = model.get("pinned") && !docked;
-    if (pinned && !bar) bar = new Bar(store, unpin);
-    else if (!pinned) bar = void bar?.destroy();
+    // What a cell prints pushes the bar in its output far down.
+    const unseen = alarm && ![...seen].some((home) => home.isConnected);
+    if (!pinned && !unseen) {
+      const gone = bar;
+      bar = void bar?.destroy();
+      passFocus(gone, document.querySelector(".jp-Notebook .jp-Cell.jp-mod-active"));
+    } else bar ??= new Bar(store, unpin);
     bar?.place(homeIn(".jp-NotebookPanel", name));
   };
-  const sight = new IntersectionObserver(pin);
+  const sound = () => {
+    clearTimeout(timer);
+    const set = () => {
+      alarm = model.get("hangs");
+      pin();
+    };
+    if (model.get("hangs")) timer = setTimeout(set, SETTLED);
+    else set();
+  };
+  /** The focus would fall to the page: what comes next is Rebuild, if it is in sight. */
+  const passFocus = (gone, cell) => {
+    if (!gone?.focus.target) return;
+    const board = [...homes.values()].find(({ visible }) => visible);
+    (board?.buttons.of("Rebuild") ?? cell)?.focus({ preventScroll: true });
+  };
+  const sight = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) seen.add(target);
+      else seen.delete(target);
+    }
+    pin();
+  });
   const settle = () => {
     const gone = [...homes.keys()].filter((home) => !home.isConnected);
     const homeless = gone.map((home) => homes.get(home));
@@ -44,7 +76,7 @@ function inhabit(store, model) {
       board.moveTo(home);
       board.element.classList.toggle("docked", home.closest(DOCKED) !== null);
       homes.set(home, board);
-      if (home.closest(DOCKED)) sight.observe(home);
+      sight.observe(home);
     }
     homeless.forEach((board) => board.destroy());
     const unused = new Map(); // cell → the bar of an output that is gone
@@ -62,13 +94,11 @@ function inhabit(store, model) {
       unused.delete(cell);
       hangs.set(home, { cell, one });
       one.moveTo(home);
+      sight.observe(home);
     }
     for (const [cell, one] of unused) {
-      const { target } = one.focus;
       one.destroy();
-      // The focus would fall to the page: what comes next is Rebuild, if it is in sight.
-      const seen = [...homes.values()].find(({ visible }) => visible);
-      if (target) (seen?.buttons.of("Rebuild") ?? cell)?.focus({ preventScroll: true });
+      passFocus(one, cell);
     }
     pin();
   };
@@ -76,11 +106,15 @@ function inhabit(store, model) {
   const watcher = new MutationObserver(settle);
   watcher.observe(document.body, { childList: true, subtree: true });
   settle();
+  sound();
   model.on("change:pinned", pin);
+  model.on("change:hangs", sound);
   return () => {
+    clearTimeout(timer);
     watcher.disconnect();
     sight.disconnect();
     model.off("change:pinned", pin);
+    model.off("change:hangs", sound);
     bar?.destroy();
     const bars = [...hangs].map(([home, { one }]) => [home, one]);
     for (const [home, board] of [...homes, ...bars]) {
