@@ -162,10 +162,16 @@ def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if why := why_not():
         raise ClusterError(why)
-    from rankscope.engines.cluster.metrics import MetricsServer
+    from rankscope.engines.cluster.metrics import ADDRESS, MetricsServer
     from rankscope.engines.cluster.spans import spans_if_installed
 
-    server = MetricsServer(cluster, values.port, spans_if_installed(cluster))
+    try:
+        server = MetricsServer(cluster, values.port, spans_if_installed(cluster))
+    except OSError as error:
+        raise ClusterError(
+            f"port {values.port} of {ADDRESS}: {error}; -p PORT, of a script "
+            "--metrics PORT or RANKSCOPE_METRICS, chooses another one, 0 a free one"
+        ) from error
     try:
         # In the log of a script, too.
         say(

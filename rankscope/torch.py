@@ -100,7 +100,9 @@ def watch(
         completed; ``rankscope/op_seconds`` and ``rankscope/waiting_seconds``, from
         start to end of them and for which threads waited, as far as torch tells;
         ``rankscope/stalls``, ops that have been in flight for
-        ``RANKSCOPE_REPORT_AFTER`` seconds; ``rankscope/aborts``, groups. Now:
+        ``RANKSCOPE_REPORT_AFTER`` seconds; ``rankscope/aborts``, groups. What was
+        rebuilt since the last call is counted from the rebuild on: neither the abort
+        nor the ops before it are. Now:
         ``rankscope/in_flight``, ops; ``rankscope/oldest_seconds``, the age of the
         oldest. What is not known has no name. Where it raises, the error is logged, and
         it is not called again. A later call's takes the place of the one before.
