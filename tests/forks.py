@@ -165,9 +165,9 @@ class Server:
         return forked
 
     def close(self) -> None:
-        """End the server."""
+        """End the server, which may import its modules still."""
         self._requests.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 # -- the server ----------------------------------------------------------------

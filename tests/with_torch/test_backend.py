@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from torch.distributed import HashStore, distributed_c10d
+from torch.distributed import Work as c10d_work
 
-from rankscope import DistBackendError
-from rankscope.backends.torch_backend import meeting, private, registering
+from rankscope import DistBackendError, DistTimeoutError, OpType, Work
+from rankscope.backends.torch_backend import batches, meeting, private, registering
+from rankscope.backends.torch_backend.work import TorchWork
 from tests.with_torch.backend_training import TRAININGS
 from tests.with_torch.ranks import Ranks
 
@@ -502,3 +504,49 @@ def test_pg_options_are_checked(ranks: Ranks) -> None:
         "assert isinstance(error, TypeError)\n"
         "assert \"Options(transport='ucx')\" in str(error), error"
     )
+
+
+# -- pipelines of torch 2.7 ----------------------------------------------------------
+
+
+def batch(*works: Work | None) -> list[Any]:
+    """Return the Works that torch 2.7 gets of a batch; ``None``: of another backend."""
+    made = [c10d_work() if one is None else TorchWork(one) for one in works]
+    received: list[Any] = batches._waited_as_one(lambda _: made)([])
+    return received
+
+
+def test_who_waits_for_the_last_of_a_batch_waits_for_all() -> None:
+    first, last = Work(OpType.RECV), Work(OpType.RECV)
+    works = batch(first, last)
+    last.mark_completed()
+    with pytest.raises(DistTimeoutError):
+        works[-1].wait(timedelta(milliseconds=1))
+    assert works[-1].is_completed()
+    first.mark_completed()
+    assert works[-1].wait()
+
+
+def test_who_waits_for_the_last_of_a_batch_gets_the_error_of_another() -> None:
+    first, last = Work(OpType.RECV), Work(OpType.RECV)
+    works = batch(first, last)
+    last.mark_completed()
+    first.mark_failed(DistBackendError("recv #1 failed"))
+    with pytest.raises(DistBackendError, match="recv #1 failed"):
+        works[-1].wait()
+
+
+def test_a_batch_of_another_backend_is_left_alone() -> None:
+    assert batch() == []
+    assert type(batch(None, None)[-1]) is c10d_work
+
+
+@pytest.mark.parametrize(("release", "replaced"), [((2, 7), True), ((2, 8), False)])
+def test_batches_are_replaced_where_pipelines_wait_for_the_last_op(
+    release: tuple[int, int], replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(private, "release", release)
+    monkeypatch.setattr(private, "replace", lambda _, name, __: names.append(name))
+    batches.install.__wrapped__()
+    assert names == ["batch_isend_irecv"] * replaced
