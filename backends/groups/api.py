@@ -187,7 +187,9 @@ def init_process_group(
 def destroy_process_group(group: Group = None) -> None:
     """Free `group` and its backends; with the default group, all groups are freed.
 
-    Ops on a device get 10 s to end.
+    Ops in flight get 10 s to end, so that others receive what was sent; those on a
+    device alone where an error is being handled, as in a ``finally``: the group is then
+    aborted at once, as it is if they do not end.
 
     The semantics are those of ``torch.distributed.destroy_process_group``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -42,11 +43,11 @@ from .remedies import ANEW_HINT, after_abort, after_store_loss
 from .spec import GroupSpec, Origin
 from .watchdog import watchdog
 
-__all__ = ["Generation"]
+__all__ = ["DRAIN_WAIT", "Generation"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that ops on a device get to end when their group is destroyed.
+#: Seconds that ops in flight get to end when their group is destroyed.
 DRAIN_WAIT = 10.0
 #: Seconds that an abort waits for its hooks.
 HOOK_WAIT = 10.0
@@ -129,7 +130,7 @@ class Generation:
         self._origin = origin
         #: The ranks that left: ops that need them fail.
         self.departures = Departures(spec)
-        self._departed = False
+        self._departed = self._drained = False
         inquiry = Inquiry(spec, number, self.store)
         self.deadlines = Deadlines(spec, inquiry)
         self._peers = PeerWatch(
@@ -467,7 +468,7 @@ class Generation:
             return
         if self.aborted is not None and not for_good:
             return  # they know why it began another one
-        self._drain()
+        self.drain(time.monotonic() + DRAIN_WAIT, on_device=ends)
         self._departed = True
         text = f"rank {spec.global_rank} left group {spec.name!r}{how}"
         if self.aborted is not None or (self.busy and not ends):
@@ -507,12 +508,8 @@ class Generation:
             self._peers.await_departures(max(0.0, deadline - time.monotonic()))
 
     def shutdown(self) -> None:
-        """Free the backends in good order; abort if ops are still in flight.
-
-        Ops on a device get `DRAIN_WAIT` seconds to end: ``wait()`` has returned to
-        the caller, who takes them for done.
-        """
-        self._drain()
+        """Free the backends in good order; abort if ops are still in flight."""
+        self.drain(time.monotonic() + DRAIN_WAIT)
         if self.busy:
             lost = self.loss
             reason = lost.reason if lost else self._destroyed()
@@ -532,13 +529,26 @@ class Generation:
         recorder.changed()
 
     def _destroyed(self) -> AbortReason:
-        me = f"rank {self.spec.global_rank}"
-        return AbortReason("destroy_process_group()", me, remedy=ANEW_HINT)
-
-    def _drain(self) -> None:
-        deadline = time.monotonic() + DRAIN_WAIT
+        me, text = f"rank {self.spec.global_rank}", "destroy_process_group()"
         for work in list(self.status.in_flight.values()):
-            if work.on_device:
+            text += f", while {work.describe()} was in flight"
+            break
+        return AbortReason(text, me, remedy=ANEW_HINT)
+
+    def drain(self, deadline: float, *, on_device: bool = False) -> None:
+        """Let what is in flight end, until `deadline` (``time.monotonic()``).
+
+        The first call decides. What the caller does not wait for, such as a send, is
+        awaited by another rank. Ops on a device are so even where an error is handled,
+        or where `on_device` says that the others have no time: their ``wait()`` has
+        returned to the caller, who takes them for done.
+        """
+        if self._drained:
+            return
+        self._drained = True
+        on_device = on_device or sys.exc_info()[1] is not None
+        for work in list(self.status.in_flight.values()):
+            if work.on_device or not on_device:
                 work._block(max(0.0, deadline - time.monotonic()))
 
     # -- deadlines ---------------------------------------------------------

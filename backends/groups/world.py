@@ -28,6 +28,7 @@ from . import arrival
 from .abort_reason import Departure, FoundCause
 from .config import BackendConfig
 from .ended_ranks import EndedRanks
+from .generation import DRAIN_WAIT
 from .key import GroupKey
 from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
@@ -677,6 +678,9 @@ def leave_to_rebuild(groups: Sequence[ProcessGroup], call: str) -> None:
 
 def _leave_groups(groups: Sequence[ProcessGroup], how: str, remedy: str) -> None:
     """Tell the other ranks of `groups` that this one leaves them, and let them end."""
+    drained = time.monotonic() + DRAIN_WAIT
+    for group in groups:
+        group.current.drain(drained)
     for group in groups:
         group.current.leave(how, remedy=remedy)
     deadline = time.monotonic() + LINGER

@@ -67,6 +67,7 @@ def group(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     )
     recorder.clear()
     yield world.get_group()
+    world.abort(None, "the test is over")
     world.destroy()
     store.close()
     del dist.Backend.registry["manual"]

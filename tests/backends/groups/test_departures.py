@@ -203,6 +203,32 @@ def test_a_group_that_was_destroyed_is_not_to_be_rebuilt(
         dist.all_reduce(np.ones(3), group=rows)
 
 
+@pytest.mark.parametrize("failed", [False, True], ids=["in good order", "by an error"])
+def test_what_is_in_flight_ends_before_the_group_unless_an_error_is_handled(
+    group: dist.ProcessGroup, failed: bool
+) -> None:
+    sent = dist.isend(np.ones(1), 1)
+
+    def arrive() -> None:
+        until(lambda: sent._done or sent.state.is_terminal, what="the end")
+        Manual.made[0].works[0].mark_completed()
+
+    receiver = threading.Thread(target=arrive)
+    receiver.start()
+    try:
+        if failed:
+            raise RuntimeError
+        dist.destroy_process_group()
+    except RuntimeError:
+        dist.destroy_process_group()
+    receiver.join(10)
+    assert sent.is_success() is not failed
+    assert bool(Manual.made[0].aborted) is failed
+    if failed:
+        with pytest.raises(dist.DistAbortedError, match=r"while send #1 .*in flight"):
+            sent.wait()
+
+
 # -- over real backends --------------------------------------------------------------
 
 
@@ -210,8 +236,11 @@ def left_behind(me: Rank, backend: str) -> list[tuple[float, str]]:
     """Rank 2 destroys its group; the others end what they have without it."""
     dist.init_process_group(backend, timeout=60)
     dist.barrier()
+    last = np.full(1_000_000, 9.0)
     if me.rank == 2:
         me.meet("in flight")
+        dist.isend(last, 1)
+        # It ends once the message has arrived.
         dist.destroy_process_group()
         # This process lives on: only the notice says that the rank has left.
         me.meet("done")
@@ -225,6 +254,10 @@ def left_behind(me: Rank, backend: str) -> list[tuple[float, str]]:
         assert pending is not None
         calls.insert(0, pending.wait)
     me.meet("in flight")
+    if me.rank == 1:
+        last[:] = 0
+        dist.recv(last, 2)
+        assert last.min() == 9
     group = world.get_group()
     until(lambda: bool(group.current.departures.by_rank), what="the departure")
     began = time.monotonic()
