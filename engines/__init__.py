@@ -1,7 +1,5 @@
 """The cluster: engines, the agent inside each, the control and status channel."""
 
-from __future__ import annotations
-
 from rankscope.backends.first_use import at_first_use, stubbed
 
 # A script that is watched needs no ipyparallel, whose import takes a second.

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.backends import *  # noqa: F403
-    from rankscope.engines import (
-        Cluster,
-        ClusterError,
-        ExecutionError,
-        Job,
-        RankError,
-    )
+    from rankscope.engines import Cluster, ClusterError, ExecutionError, Job, RankError
     from rankscope.widgets.picture import picture
 
 __version__ = "0.1.0"

@@ -1,7 +1,5 @@
 """Everything on the screen: the board, the tables, a line of progress."""
 
-from __future__ import annotations
-
 from rankscope.backends.first_use import at_first_use, stubbed
 
 # A terminal needs no widgets, whose import takes long.

@@ -15,15 +15,7 @@ from ..stores.hash import HashStore
 from ..stores.prefix import PrefixStore
 from .ranks import RankFailure
 from .session import GRACE, LaunchError, Setup
-from .trial import (
-    MEET_TIMEOUTS,
-    Arrays,
-    Outcome,
-    Rule,
-    Trial,
-    make_backend,
-    try_rule,
-)
+from .trial import MEET_TIMEOUTS, Arrays, Outcome, Rule, Trial, make_backend, try_rule
 
 __all__ = ["Threads"]
 

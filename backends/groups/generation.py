@@ -30,12 +30,7 @@ from ..work.op_type import OpType
 from ..work.state import WorkState
 from ..work.threads import callback_threads
 from ..work.work import Work
-from .abort_reason import (
-    AbortReason,
-    ConnectionLoss,
-    Departure,
-    Departures,
-)
+from .abort_reason import AbortReason, ConnectionLoss, Departure, Departures
 from .deadlines import Deadlines
 from .inquiry import Inquiry
 from .peer_watch import PeerWatch

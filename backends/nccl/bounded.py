@@ -1,7 +1,5 @@
 """How long calls that may block are waited for."""
 
-from __future__ import annotations
-
 __all__ = [
     "ABORT_EACH",
     "ABORT_WAIT",

@@ -19,12 +19,7 @@ import numpy as np
 
 from ..devices import cuda_device
 from ..devices.cuda_driver import CudaLibrary
-from ..devices.cuda_install import (
-    DRIVER_FILES,
-    cuda_of_cupy,
-    for_cuda,
-    install_command,
-)
+from ..devices.cuda_install import DRIVER_FILES, cuda_of_cupy, for_cuda, install_command
 from ..errors import ConnectionLostError, DistBackendError, LibraryFailure
 from ..install import pip_install, with_extra
 from .interface import MEMORY_STATS, GpuApi

@@ -13,16 +13,7 @@ from ..observe.records import Record
 from ..observe.torch_format import OPS
 from ..rank_sets import group_by
 from .flight_dump import Dump, Entry
-from .flight_values import (
-    dtypes,
-    flag,
-    integer,
-    sizes,
-    splits,
-    state_of,
-    text,
-    time_ns,
-)
+from .flight_values import dtypes, flag, integer, sizes, splits, state_of, text, time_ns
 from .late_ops import late_records
 from .log_lines import function_of
 from .source_lines import users_line

@@ -6,13 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..groups.world import DEFAULT
-from ..observe.evidence import (
-    Group,
-    GroupEvidence,
-    IssuedOp,
-    Progress,
-    RankEvidence,
-)
+from ..observe.evidence import Group, GroupEvidence, IssuedOp, Progress, RankEvidence
 from .flight_rank import RankDump
 
 __all__ = ["KIND", "evidence_of_dumps"]

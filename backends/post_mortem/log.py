@@ -12,14 +12,7 @@ from typing import IO
 from ..observe.evidence import RankEvidence
 from .desync import TIMEOUT, DesyncReport
 from .log_groups import LogGroups
-from .log_lines import (
-    OP_STACK,
-    Source,
-    group_line,
-    op_frame,
-    split_line,
-    work_line,
-)
+from .log_lines import OP_STACK, Source, group_line, op_frame, split_line, work_line
 from .stacks import FAULT_LINE, main_thread, threads_in
 from .torchelastic import FailureTable, death_by_signal
 from .tracebacks import Raised, TracebackReader, evidence_of

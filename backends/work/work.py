@@ -13,12 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from datetime import timedelta
 from typing import Any
 
-from ..errors import (
-    ConnectionLostError,
-    DistBackendError,
-    DistError,
-    DistTimeoutError,
-)
+from ..errors import ConnectionLostError, DistBackendError, DistError, DistTimeoutError
 from ..quantities import as_seconds
 from .future import Future
 from .latch import Latch

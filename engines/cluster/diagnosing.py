@@ -10,11 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.diagnosis import (
-    completed_unlike,
-    diagnose,
-    failed_last,
-)
+from rankscope.backends.observe.diagnosis import completed_unlike, diagnose, failed_last
 from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import (
     ConfirmTwice,

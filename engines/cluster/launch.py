@@ -16,10 +16,7 @@ from typing import Any
 
 import ipyparallel
 import psutil
-from ipyparallel.cluster.launcher import (
-    LocalControllerLauncher,
-    LocalEngineSetLauncher,
-)
+from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineSetLauncher
 from traitlets import TraitError
 from traitlets.config import Config
 

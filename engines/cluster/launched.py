@@ -12,9 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import IO, Any, TypeVar
 
 import ipyparallel
-from ipyparallel.cluster.launcher import (
-    BatchSystemLauncher,
-)
+from ipyparallel.cluster.launcher import BatchSystemLauncher
 
 from rankscope.backends.thread_start import start_thread
 

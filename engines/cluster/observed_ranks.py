@@ -22,14 +22,7 @@ from ..status import ClusterStatus, Groups, Summary, name_groups, no_hang
 from ..wire import requests
 from . import diagnosing, lateness
 from .flight_records import TIMEOUT, FlightRecords, fetch
-from .profiling import (
-    LONGEST,
-    RATE,
-    Profile,
-    RankStacks,
-    Sampling,
-    stacks_of,
-)
+from .profiling import LONGEST, RATE, Profile, RankStacks, Sampling, stacks_of
 from .rank_registry import RankRegistry
 from .rank_slots import check_ranks
 

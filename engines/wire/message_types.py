@@ -1,7 +1,5 @@
 """The types of Rankscope's own messages on ipyparallel's sockets."""
 
-from __future__ import annotations
-
 __all__ = ["CELL_VALUE", "DATA", "ERROR", "REPLY", "REQUEST", "STATUS", "SUBSCRIPTION"]
 
 #: On the control channel: a request to an agent (`wire.requests`), and its answer.

@@ -1,7 +1,5 @@
 """The commands of the magics: options, help texts and examples."""
 
-from __future__ import annotations
-
 from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.api import DEFAULT_TIMEOUT
 from rankscope.engines.cluster.hosts import LOST_AFTER

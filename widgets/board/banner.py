@@ -9,12 +9,7 @@ from typing import Any
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
-from rankscope.backends.rank_sets import (
-    brief_members,
-    group_by,
-    name_ranks,
-    tell_ranks,
-)
+from rankscope.backends.rank_sets import brief_members, group_by, name_ranks, tell_ranks
 
 from ..absence_graph import picture_of
 from ..units import elapsed_text

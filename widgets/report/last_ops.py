@@ -9,12 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from rankscope.backends.observe.evidence import (
-    Evidence,
-    Group,
-    GroupEvidence,
-    IssuedOp,
-)
+from rankscope.backends.observe.evidence import Evidence, Group, GroupEvidence, IssuedOp
 
 __all__ = ["Cell", "GroupOps", "last_ops"]
 

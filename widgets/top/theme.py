@@ -1,7 +1,5 @@
 """The colours of the board in a terminal."""
 
-from __future__ import annotations
-
 from textual.theme import Theme
 
 __all__ = ["THEME"]
