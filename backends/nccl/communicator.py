@@ -21,21 +21,35 @@ from ..rank_sets import name_ranks
 from ..stores.base import Store
 from ..thread_start import run_bounded, start_or_run, start_thread
 from ..work.sigint import defer_sigint
-from .bounded import (
-    ABORT_EACH,
-    ABORT_WAIT,
-    CLOSE_WAIT,
-    MUTEX_WAIT,
-    REVOKE_WAIT,
-    STORE_WAIT,
-)
 from .interface import GpuApi, Handle
 from .options import SWITCH, nonblocking
 
-__all__ = ["CommState", "NCCLComm", "abort_together"]
+__all__ = [
+    "CLOSE_WAIT",
+    "MUTEX_WAIT",
+    "REVOKE_WAIT",
+    "CommState",
+    "NCCLComm",
+    "abort_together",
+]
 
 _log = logging.getLogger(__name__)
 
+#: Seconds that an abort, and an orderly end, may take before the caller goes on.
+ABORT_WAIT = 0.8
+CLOSE_WAIT = 5.0
+#: Seconds after which an abort counts as stuck, for each communicator of the device
+#: that is being aborted: ncclCommAbort takes up to 1 s, and the driver does parts of
+#: several aborts one after the other.
+ABORT_EACH = 2.0
+#: Seconds for which an abort waits for the mutex of a communicator, whose holder
+#: may be stuck in the very call that the abort is to end.
+MUTEX_WAIT = 0.2
+#: Seconds that the kernels of a communicator get to end after ncclCommRevoke; then
+#: the communicator is aborted as if there were no ncclCommRevoke.
+REVOKE_WAIT = 0.5
+#: Seconds for which the store is asked which ranks are missing.
+STORE_WAIT = 1.0
 # Seconds between two polls of a communicator that ends its kernels.
 _NAP = 1e-3
 

@@ -18,8 +18,14 @@ from typing import Any
 from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..thread_start import start_or_run
 from ..work.sigint import defer_sigint
-from .bounded import CLOSE_WAIT, MUTEX_WAIT, REVOKE_WAIT
-from .communicator import CommState, NCCLComm, abort_together
+from .communicator import (
+    CLOSE_WAIT,
+    MUTEX_WAIT,
+    REVOKE_WAIT,
+    CommState,
+    NCCLComm,
+    abort_together,
+)
 from .interface import GpuApi
 from .launch_queue import Completed, DeviceQueue
 from .progress import LOOK_WAIT, progress

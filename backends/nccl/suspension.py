@@ -13,8 +13,7 @@ from functools import partial
 from ..errors import DistTimeoutError
 from ..rank_sets import name_ranks
 from ..stores.base import Store
-from .bounded import MUTEX_WAIT
-from .communicator import NCCLComm
+from .communicator import MUTEX_WAIT, NCCLComm
 from .interface import MEMORY_STATS, GpuApi, Handle
 from .split import meet
 from .stream import NCCLStream

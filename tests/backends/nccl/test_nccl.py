@@ -21,7 +21,7 @@ import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.nccl import communicator
 from rankscope.backends.nccl.backend import NCCLBackend
-from rankscope.backends.nccl.bounded import ABORT_EACH, ABORT_WAIT
+from rankscope.backends.nccl.communicator import ABORT_EACH, ABORT_WAIT
 from rankscope.backends.nccl.stream import NCCLStream
 from rankscope.backends.work.state import WorkState
 from tests.backends.gpu_ranks import Rank, Ranks

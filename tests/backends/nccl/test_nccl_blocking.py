@@ -16,7 +16,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.nccl.bounded import ABORT_WAIT, CLOSE_WAIT, MUTEX_WAIT
+from rankscope.backends.nccl.communicator import ABORT_WAIT, CLOSE_WAIT, MUTEX_WAIT
 from tests.backends.gpu_ranks import Ranks
 from tests.backends.gpu_simulation import Simulation
 

@@ -14,7 +14,7 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
-from rankscope.backends.nccl.bounded import CLOSE_WAIT
+from rankscope.backends.nccl.communicator import CLOSE_WAIT
 from rankscope.backends.nccl.progress import progress
 from tests.backends.gpu_simulation import Simulation
 
