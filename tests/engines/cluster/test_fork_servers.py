@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Callable
 from typing import IO, Any
 
 import pytest
 
 from rankscope.engines import ClusterStartError
+from rankscope.engines.cluster import leashed
 from rankscope.engines.cluster.fork_servers import ForkServer
 
 
@@ -39,7 +39,7 @@ class Process:
 
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(leashed, "Popen", Process)
 
 
 class Engine:
