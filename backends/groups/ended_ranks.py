@@ -7,6 +7,7 @@ it will not come to make a group that they make later, such as that of a shrink.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
@@ -73,5 +74,8 @@ class EndedRanks:
 
     def _heard(self, _number: int, value: bytes) -> None:
         departure = Departure.from_json(value)
+        if departure.by == STORE:
+            # What helps is known here, and was not yet as the rank began.
+            departure = replace(departure, remedy=after_death())
         if departure.rank != self._rank and not self._closed:
             self._on_end(departure)

@@ -6,6 +6,7 @@ That depends on what started the ranks: a notebook, ``rankscope.run``, or anythi
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from . import launched
 
@@ -15,6 +16,7 @@ __all__ = [
     "after_death",
     "after_departure",
     "after_store_loss",
+    "in_torch",
     "note_notebook",
 ]
 
@@ -24,10 +26,23 @@ _SHRINK = "shrink_group() makes a group of the ranks that are left"
 _in_notebook = False
 
 
-def note_notebook() -> None:
-    """Have errors offer magics from now on: this process is a rank of a notebook."""
-    global _in_notebook
-    _in_notebook = True
+def _restarts_together() -> bool:
+    return False
+
+
+def note_notebook(restarts_together: Callable[[], bool] = _restarts_together) -> None:
+    """Have errors offer magics from now on: this process is a rank of a notebook.
+
+    `restarts_together` returns whether single ranks cannot be replaced, as of MPI.
+    """
+    global _in_notebook, _restarts_together
+    _in_notebook, _restarts_together = True, restarts_together
+
+
+def _restart() -> str:
+    if _restarts_together():
+        return "start all ranks again with %dist_restart all"
+    return "start it again with %dist_restart, then %dist_rebuild"
 
 
 def after_abort() -> str:
@@ -39,7 +54,7 @@ def after_abort() -> str:
 def after_death() -> str:
     """Return what to do where a rank of the group has died."""
     if _in_notebook:
-        return f"start it again with %dist_restart, then %dist_rebuild; or {_SHRINK}"
+        return f"{_restart()}; or {_SHRINK}"
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if launched.is_launched() and restarts != "0":
         return (
@@ -48,6 +63,16 @@ def after_death() -> str:
             "place"
         )
     return _SHRINK
+
+
+def in_torch(*, dead: bool) -> str:
+    """Return what to do where a group of torch's own was aborted.
+
+    `dead`: because a rank has died.
+    """
+    if not _in_notebook:
+        return "start the script again"
+    return _restart() if dead else "make it usable again with %dist_rebuild"
 
 
 def after_departure() -> str:

@@ -237,10 +237,17 @@ class WatchedGroup(Protocol):
     def summary(self) -> GroupStatus:
         """Return its status on this rank; never block."""
 
-    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+    def abort(
+        self,
+        reason: str,
+        *,
+        by: str = "",
+        culprits: Sequence[int] = (),
+        dead: bool = False,
+    ) -> None:
         """Fail the ops in flight, here and on the other ranks; return at once.
 
-        Does nothing where the group is aborted already.
+        `dead`: the culprits have died. Does nothing where the group is aborted already.
         """
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:

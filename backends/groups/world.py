@@ -362,7 +362,7 @@ class World:
         aborts = [
             partial(one.current.abort, reason, **about, remedy=remedy)
             if isinstance(one, ProcessGroup)
-            else partial(one.abort, reason, **about)
+            else partial(one.abort, reason, **about, dead=bool(dead))
             for one in chosen
         ]
         if len(aborts) < 2:

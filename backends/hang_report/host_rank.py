@@ -44,8 +44,9 @@ class HostRank:
             self.silent.signal = None
             self.meeting.tell({"signal": None})
 
-    def leave(self) -> None:
-        """Leave the ranks of this host."""
-        for close in (self.silent.close, self.meeting.close):
+    def leave(self, *, ends: bool = True) -> None:
+        """Leave the ranks of this host; as a dead one, if its process `ends`."""
+        leave = self.meeting.close if ends else self.meeting.leave_nothing
+        for close in (self.silent.close, leave):
             with contextlib.suppress(OSError):
                 close()

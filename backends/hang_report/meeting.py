@@ -144,9 +144,11 @@ class Meeting:
         return self.folder / f"last_words_{rank}"
 
     def leave_nothing(self) -> None:
-        """Leave, as one that is no rank: its files go with it."""
-        self._path(self.rank).unlink(missing_ok=True)
-        self._bell(self.rank).unlink(missing_ok=True)
+        """Leave, as one that is no rank, or no more: its files go with it."""
+        # Else they may be those of another process by now.
+        if self.is_there:
+            self._path(self.rank).unlink(missing_ok=True)
+            self._bell(self.rank).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:

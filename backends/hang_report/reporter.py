@@ -296,7 +296,7 @@ class Reporter:
             return joined
         if joined is not None:
             self._poll.unregister(joined.meeting.bell)
-            joined.leave()
+            joined.leave(ends=False)
             self._joined = None
         if rank is None:
             return None

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import DistAbortedError
 from ..groups.abort_reason import AbortReason
+from ..groups.remedies import in_torch
 from ..thread_start import start_thread
 from ..work.flight_recorder import recorder
 from . import gloo_sockets
@@ -25,14 +26,10 @@ __all__ = [
     "before_abort",
     "check",
     "describe",
-    "hint",
     "identity",
 ]
 
 _log = logging.getLogger(__name__)
-
-#: What a person does next, as errors say it; a script, without magics, sets another.
-hint = "make it usable again with %dist_rebuild"
 
 #: Seconds that torch's abort of NCCL may take before the log says that it hangs.
 NCCL_WAIT = 5.0
@@ -118,8 +115,9 @@ def aborted_error(
     """Return the error of an op of the aborted `group`."""
     assert made.aborted is not None
     about = identity(group, made, op, sequence_number)
+    remedy = made.aborted.remedy or in_torch(dead=False)
     return DistAbortedError(
-        f"{describe(about, source)}: the group was aborted: {made.aborted}; {hint}",
+        f"{describe(about, source)}: the group was aborted: {made.aborted}; {remedy}",
         **about,
         culprits=tuple(made.aborted.culprits),
         reason=made.aborted.text,

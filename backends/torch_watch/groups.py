@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
+from ..groups.remedies import in_torch
 from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
 from ..rank_sets import describe_members, write_members
 from ..stores.base import Store
@@ -111,13 +112,25 @@ class TorchGroup(WatchedGroup):
             stale=tuple(self.made.stale),
         )
 
-    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+    def abort(
+        self,
+        reason: str,
+        *,
+        by: str = "",
+        culprits: Sequence[int] = (),
+        dead: bool = False,
+    ) -> None:
         self._refresh(fully=True)
         oldest = next(iter(list(self.progress.in_flight.values())), None)
         rank = self.key.ranks[self.torch_group.rank()]
         aborting.abort(
             self.torch_group,
-            AbortReason(reason, by or f"rank {rank}", culprits=tuple(culprits)),
+            AbortReason(
+                reason,
+                by or f"rank {rank}",
+                culprits=tuple(culprits),
+                remedy=in_torch(dead=dead),
+            ),
             op=None if oldest is None else oldest.op_type.value,
             sequence_number=None if oldest is None else oldest.seq,
             source="" if oldest is None else oldest.brief()["source"],

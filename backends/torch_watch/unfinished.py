@@ -21,12 +21,13 @@ from typing import Any
 from ..errors import DistAbortedError, DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
+from ..groups.remedies import in_torch
 from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
 from ..rank_sets import name_ranks, write_members
 from ..stores.base import Store
 from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
-from . import aborting, rebuilding
+from . import rebuilding
 from .aborting import abort
 from .creation import made_of
 from .frames import calling_frames
@@ -95,7 +96,14 @@ class UnfinishedGroup(WatchedGroup):
         made.created_ns = made.started_ns = self._began_ns
         return {**made.as_dict(), "op": OP}
 
-    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+    def abort(
+        self,
+        reason: str,
+        *,
+        by: str = "",
+        culprits: Sequence[int] = (),
+        dead: bool = False,
+    ) -> None:
         """End the wait: disconnect this rank from the store; return at once.
 
         The default group has the same store, and is aborted with it: its rebuild makes
@@ -103,14 +111,17 @@ class UnfinishedGroup(WatchedGroup):
         """
         if self.reason is not None:
             return
-        why = AbortReason(reason, by or f"rank {self._rank}", culprits=tuple(culprits))
-        self.reason = why
+        why = self.reason = AbortReason(
+            reason,
+            by or f"rank {self._rank}",
+            culprits=tuple(culprits),
+            remedy=in_torch(dead=dead),
+        )
         if not disconnect(self._store):
-            self.reason = AbortReason(
-                f"{reason}; the wait for the other ranks goes on until its timeout, "
-                "since only one in a TCPStore can be ended",
-                why.by,
-                culprits=why.culprits,
+            self.reason = replace(
+                why,
+                text=f"{reason}; the wait for the other ranks goes on until its "
+                "timeout, since only one in a TCPStore can be ended",
             )
         if self._default is not None:
             abort(self._default, why)
@@ -118,9 +129,10 @@ class UnfinishedGroup(WatchedGroup):
     def error(self) -> DistAbortedError:
         """Return the error of the call that makes the group."""
         assert self.reason is not None
+        remedy = self.reason.remedy or in_torch(dead=False)
         return DistAbortedError(
             f"{OP} on rank {self._rank}: the wait for the other ranks of torch's group "
-            f"{self.name!r} was aborted: {self.reason}; {aborting.hint}",
+            f"{self.name!r} was aborted: {self.reason}; {remedy}",
             rank=self._rank,
             group=self.name,
             op=OP,
@@ -275,7 +287,14 @@ class PendingGroup(WatchedGroup):
             library="torch",
         )
 
-    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+    def abort(
+        self,
+        reason: str,
+        *,
+        by: str = "",
+        culprits: Sequence[int] = (),
+        dead: bool = False,
+    ) -> None:
         """Do nothing: no op was issued."""
 
     def export(self) -> dict[str, Any]:

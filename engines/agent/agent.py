@@ -48,6 +48,7 @@ from ..wire.ipykernel_private import (
     keep_output_in_its_cell,
     show_output_of_children,
 )
+from ..wire.launchers import needs_launcher
 from ..wire.rank_service import RankService, answer
 from ..wire.summaries import SummaryWriter
 from . import availability
@@ -209,7 +210,7 @@ class Agent:
     @requests.AssignRank.handler
     def _assign_rank(self, wanted: requests.AssignRank) -> requests.GpuAnswer:
         self.assignment = wanted.assignment
-        note_notebook()
+        note_notebook(_restart_together)
         self.cells.reservations.assign(wanted.owner)
         os.environ.update(wanted.env)
         if wanted.assignment["torch"] is None:
@@ -319,6 +320,10 @@ def _job_rank() -> int | None:
     if _launched_rank is not None:
         return _launched_rank
     return first_number(ranks(OPEN_MPI, PMI, SLURM))
+
+
+def _restart_together() -> bool:
+    return any(needs_launcher(str(one.config)) for one in world.groups())
 
 
 def _free_port() -> int:

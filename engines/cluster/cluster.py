@@ -12,6 +12,7 @@ from rankscope.backends import BackendConfig
 
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
+from ..wire.launchers import launchers_of
 from . import launch, preconditions, recovery
 from .cluster_file import ClusterFile, file_of_job, job_of
 from .gpus import Gpus
@@ -186,7 +187,7 @@ class Cluster(LaunchedRanks):
         if not lost_after > 0:
             raise ValueError(f"lost_after={lost_after!r}: seconds, above 0")
         config = BackendConfig(backend)
-        needed = next(iter(launch.launchers_of(config)), None)
+        needed = next(iter(launchers_of(config)), None)
         named = hosts_for(
             hosts,
             slurm,

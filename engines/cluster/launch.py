@@ -20,10 +20,7 @@ from ipyparallel.cluster.launcher import LocalControllerLauncher, LocalEngineSet
 from traitlets import TraitError
 from traitlets.config import Config
 
-from rankscope.backends import BackendConfig
-from rankscope.backends.errors import DistBackendError
 from rankscope.backends.install import pip_install, with_extra
-from rankscope.backends.interface.registry import resolve
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire import ipyparallel_private as private
@@ -41,8 +38,6 @@ __all__ = [
     "find",
     "find_mpiexec",
     "launcher_names",
-    "launchers_of",
-    "needs_launcher",
     "prepare",
 ]
 
@@ -79,29 +74,6 @@ def launcher_names() -> list[str]:
     """Return the names that ``engines=`` takes here."""
     found = entry_points(group="ipyparallel.engine_launchers")
     return sorted({SPAWN, *(one.name for one in found)})
-
-
-def launchers_of(config: BackendConfig) -> list[str]:
-    """Return the launchers that the backends of `config` need, in its order."""
-    found = []
-    for name in config.device_backend_map.values():
-        try:
-            launcher = resolve(name).launcher
-        except DistBackendError:
-            # The package of the backend may be installed on the ranks only.
-            continue
-        if launcher is not None:
-            found.append(launcher)
-    return found
-
-
-def needs_launcher(backend: str) -> bool:
-    """Return whether the config `backend`, as a rank reports it, needs a launcher."""
-    try:
-        return bool(launchers_of(BackendConfig(backend)))
-    except ValueError:
-        # A backend that is registered on the ranks only.
-        return False
 
 
 def prepare(

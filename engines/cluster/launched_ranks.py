@@ -14,8 +14,9 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
 from ..wire import ipyparallel_private as private
+from ..wire.launchers import needs_launcher
 from ..wire.requests import Interrupt
-from . import launch, preconditions, recovery
+from . import preconditions, recovery
 from .cluster_file import Announcement, is_elsewhere
 from .launched import Launched
 from .observed_ranks import FRESH
@@ -201,7 +202,7 @@ class LaunchedRanks(Ranks):
         backends = {
             group.backend for one in self.status().ranks for group in one.groups
         }
-        return any(map(launch.needs_launcher, backends))
+        return any(map(needs_launcher, backends))
 
     def _take_over(self) -> list[int]:
         # Their engines end with those that were started here.

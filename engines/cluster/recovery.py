@@ -19,9 +19,10 @@ from ..status import Groups, GroupStatus, decode, find_groups
 from ..wire import ipyparallel_private as private
 from ..wire import requests
 from ..wire.answers import Answers
+from ..wire.launchers import needs_launcher
 from ..wire.requests import EncodedSummary, ExportedGroups, Hello
 from ..wire.torch_environment import TorchOptions
-from . import launch, torch_start
+from . import torch_start
 from .installation import install_agents
 from .rank_slots import environment, note_gpus
 from .registry import EngineRegistry
@@ -423,7 +424,7 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
                 continue
             known.setdefault(one.key, {})[rank] = one
     one_job = any(
-        launch.needs_launcher(one.backend)
+        needs_launcher(one.backend)
         for views in known.values()
         for one in views.values()
     )

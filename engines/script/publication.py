@@ -20,7 +20,6 @@ from rankscope.backends.groups.launched import is_launched
 from rankscope.backends.hang_report.triggers import before_termination
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.backends.stores.base import UNKNOWN_END
-from rankscope.backends.torch_watch import aborting
 from rankscope.backends.torch_watch.errors import explain
 from rankscope.backends.torch_watch.watch import TorchWatch
 from rankscope.backends.work.flight_recorder import recorder
@@ -93,7 +92,6 @@ class Publication:
             "" if options.allow_abort else _NO_ABORT,
         )
         self._handlers = handlers_of(service, self)
-        aborting.hint = "start the script again"
         self._thread = threading.Thread(
             target=self._run, name="rankscope-job", daemon=True
         )

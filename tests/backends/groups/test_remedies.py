@@ -13,6 +13,11 @@ def in_a_notebook(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(remedies, "_in_notebook", True)
 
 
+def with_mpi_in_a_notebook(patch: pytest.MonkeyPatch) -> None:
+    in_a_notebook(patch)
+    patch.setattr(remedies, "_restarts_together", lambda: True)
+
+
 def under_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(launched, "is_launched", lambda: True)
     patch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
@@ -42,6 +47,11 @@ SHRINK = "shrink_group() makes a group of the ranks that are left"
             in_a_notebook,
             "rebuild_process_group() or %dist_rebuild",
             "start it again with %dist_restart, then %dist_rebuild; or " + SHRINK,
+        ),
+        (
+            with_mpi_in_a_notebook,
+            "rebuild_process_group() or %dist_rebuild",
+            "start all ranks again with %dist_restart all; or " + SHRINK,
         ),
     ],
 )

@@ -41,7 +41,14 @@ class Group:
             library="lib",
         )
 
-    def abort(self, reason: str, *, by: str = "", culprits: Sequence[int] = ()) -> None:
+    def abort(
+        self,
+        reason: str,
+        *,
+        by: str = "",
+        culprits: Sequence[int] = (),
+        dead: bool = False,
+    ) -> None:
         self.requests.append(("abort", reason, by, tuple(culprits)))
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:

@@ -13,8 +13,8 @@ from rankscope.backends import Backend, BackendConfig
 from rankscope.backends.interface.registry import resolve
 from rankscope.engines import Cluster, ClusterError
 from rankscope.engines.cluster import launch, recovery
-from rankscope.engines.cluster.launch import launchers_of, needs_launcher
 from rankscope.engines.cluster.launched import Launched
+from rankscope.engines.wire.launchers import launchers_of, needs_launcher
 
 
 def test_mpi_needs_its_launcher() -> None:
