@@ -139,8 +139,10 @@ def init_process_group(
             "init_process_group: the default group is there already "
             f"({world.get_group(DEFAULT)!r}); call destroy_process_group() first"
         )
+    # Its ranks have met, and those that are yet to come do not know of the address.
+    in_torch = bool(world.sources) and not wait_for_workers
     for hear in unattended.before_init:
-        hear(rank, world_size, init_method)
+        hear(rank, world_size, None if in_torch else init_method)
     enters = wait_for_workers
     if store is None and init_method is None and world.offered is not None:
         store, rank, world_size = world.offered

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import rankscope as dist
 from rankscope.backends.errors import DistError
+from rankscope.backends.groups import unattended
 from rankscope.backends.groups.abort_reason import FoundCause
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus
@@ -178,3 +180,30 @@ def test_a_rank_that_has_not_got_its_groups_says_why() -> None:
     made.no_groups = "this rank is being started"
     with pytest.raises(DistError, match="this rank is being started"):
         made.get_group()
+
+
+@pytest.mark.parametrize(
+    ("watched", "waits", "told"),
+    [
+        (True, False, None),
+        (True, True, "tcp://127.0.0.1:1"),
+        (False, False, "tcp://127.0.0.1:1"),
+    ],
+)
+def test_ranks_in_torch_stay_the_job_that_the_others_know(
+    monkeypatch: pytest.MonkeyPatch, watched: bool, waits: bool, told: str | None
+) -> None:
+    """A rank that has not come to torch's group is of the job of the environment."""
+    heard: list[tuple[int, int, str | None]] = []
+
+    def hear(*given: Any) -> None:
+        heard.append(given)
+        raise InterruptedError
+
+    monkeypatch.setattr(unattended, "before_init", [hear])
+    monkeypatch.setattr(world, "sources", [Source()] if watched else [])
+    with pytest.raises(InterruptedError):
+        dist.init_process_group(
+            "tcp", "tcp://127.0.0.1:1", 5, 2, 0, wait_for_workers=waits
+        )
+    assert heard == [(0, 2, told)]
