@@ -50,7 +50,8 @@ class BackendConfig:
     Parameters
     ----------
     backend : str, optional
-        ``"ucx"``, for every device type that UCX serves, or ``"cpu:tcp,cuda:nccl"``.
+        ``"ucx"``, for every device type that UCX serves, or ``"cpu:tcp,cuda:nccl"``, in
+        lower or upper case.
         ``None`` and ``""`` are the default: the first built-in backend of each device
         type, ``cpu:tcp``, and ``cuda:nccl`` where cupy is installed. The other backends
         are used where they are named.
@@ -159,12 +160,12 @@ def _parse(text: str) -> dict[str, str]:
     if not isinstance(text, str):
         raise TypeError(f"backend must be a str, not {type(text).__name__}; {GRAMMAR}")
     if ":" not in text:
-        name = text.strip()
+        name = text.strip().lower()
         _check_known(name, text)
         return dict.fromkeys(_served(name) or resolve(name).devices, name)
     mapping: dict[str, str] = {}
     for part in text.split(","):
-        pieces = [piece.strip() for piece in part.split(":")]
+        pieces = [piece.strip().lower() for piece in part.split(":")]
         if len(pieces) != 2 or not all(pieces):
             raise ValueError(f"backend {text!r}: bad part {part!r}; {GRAMMAR}")
         device, name = pieces
@@ -204,7 +205,7 @@ def _check_device(device: str, name: str, part: str, text: str) -> None:
     registered = (one for entry in Backend.registry.values() for one in entry.devices)
     known = {*DEVICE_TYPES, *registered, *staged_devices()}
     if device not in known and not is_device_type(device):
-        meant = did_you_mean(_ALIASES.get(device.lower(), device), known)
+        meant = did_you_mean(_ALIASES.get(device, device), known)
         raise ValueError(
             f"{where}: no array is of device type {device!r}; {GRAMMAR}{meant}"
         )

@@ -296,7 +296,7 @@ def unavailable_reason(name: str) -> str | None:
     "no backend 'glo' is registered, ...; did you mean gloo?"
     """
     try:
-        return resolve(name).unavailable()
+        return resolve(name.lower()).unavailable()
     except DistBackendError as error:
         known = known_backends()
         return str(error) if name in known else f"{error}{did_you_mean(name, known)}"

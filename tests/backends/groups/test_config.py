@@ -30,6 +30,8 @@ from rankscope.backends.interface.registry import resolve
         ("cpu:tcp,cuda:nccl", {"cpu": "tcp", "cuda": "nccl"}),
         ("cuda:tcp , cpu:mpi", {"cuda": "tcp", "cpu": "mpi"}),
         ("ext:mpi", {"ext": "mpi"}),
+        ("TCP", {"cpu": "tcp"}),
+        ("CPU:Tcp,cuda:NCCL", {"cpu": "tcp", "cuda": "nccl"}),
         ("metal:tcp", {"metal": "tcp"}),
         ("dlpack77:tcp", {"dlpack77": "tcp"}),
     ],
@@ -51,7 +53,7 @@ def test_the_default_is_tcp_whatever_else_is_there(
         there = replace(resolve(name), unavailable=lambda: None)
         monkeypatch.setitem(Backend.registry, name, there)
     assert BackendConfig(text).device_backend_map["cpu"] == "tcp"
-    assert unavailable_reason("tcp") is None
+    assert unavailable_reason("tcp") is unavailable_reason("TCP") is None
 
 
 @pytest.mark.parametrize(
@@ -109,11 +111,8 @@ def test_a_registered_backend_serves_what_it_is_registered_for() -> None:
     ("device", "meant"),
     [
         ("gpu", "cuda"),
-        ("GPU", "cuda"),
-        ("CUDA", "cuda"),
         ("cdua", "cuda"),
         ("mps", "metal"),
-        ("CPU", "cpu"),
         ("nothing", None),
     ],
 )
@@ -154,7 +153,7 @@ def test_what_cannot_be_staged_is_not_told_to_be(
         del Backend.registry["there"]
 
 
-@pytest.mark.parametrize("name", ["ncll", "NCCL", "nccl2"])
+@pytest.mark.parametrize("name", ["ncll", "nccl2"])
 def test_a_misspelt_backend_is_guessed(name: str) -> None:
     with pytest.raises(ValueError, match="unknown backend .*; did you mean nccl") as e:
         BackendConfig(f"cuda:{name}")
