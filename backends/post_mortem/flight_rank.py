@@ -100,11 +100,14 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     self.gloo = bool(gloos)
     # Our own records, which have the key `backend`, tell more than torch's of gloo.
     self.vague = any("backend" not in one for one in gloos)
-    _completeness(self, entries)
     groups = group_by(entries, _group)
+    counts_over_groups = _counts_over_groups(dump, entries)
+    one_by_one = not (self.gloo or counts_over_groups)
+    is_late = one_by_one and any(map(_begins_late, groups.values()))
+    _completeness(self, entries, is_late)
     alone = _outside_of_batches(entries) if self.active_only or self.whole else set()
     self.unbatched = {_group(one) for one in entries if one["record_id"] in alone}
-    if _counts_over_groups(dump, entries):
+    if counts_over_groups:
         self.torchcomms = self.vague = True
         if self.whole:
             _count_by_group(groups.values())
@@ -227,6 +230,17 @@ def _counts_over_groups(dump: Dump, entries: Sequence[Entry]) -> bool:
     )
 
 
+def _begins_late(entries: Sequence[Entry]) -> bool:
+    """Return whether ops of a group were recorded before its first entry.
+
+    After `torch._C._distributed_c10d._reset_fr_recording_nccl`, which torchft calls,
+    the numbers of records begin anew, those of ops go on.
+    """
+    first = entries[0]
+    before = first["collective_seq_id"] + first["p2p_seq_id"]
+    return "backend" not in first and before > 1
+
+
 def _count_by_group(groups: Iterable[Sequence[Entry]]) -> None:
     """Give all entries the numbers that torch's own recorder would give them."""
     for entries in groups:
@@ -240,9 +254,9 @@ def _count_by_group(groups: Iterable[Sequence[Entry]]) -> None:
             entry.update(collective_seq_id=collective, p2p_seq_id=p2p, op_id=place)
 
 
-def _completeness(self: RankDump, entries: Sequence[Entry]) -> None:
+def _completeness(self: RankDump, entries: Sequence[Entry], is_late: bool) -> None:
     ids = [entry["record_id"] for entry in entries]
-    whole = ids == list(range(len(ids)))
+    whole = ids == list(range(len(ids))) and not is_late
     counted = any(
         (done or 0) > 0 or (issued or 0) > 0
         for issued, _, done in self.dump.status.values()

@@ -47,7 +47,10 @@ def evidence_of_dumps(
 class _Job:
     def __init__(self, dumps: Mapping[int, RankDump]) -> None:
         self.dumps = dumps
-        self.world_size = _world_size(dumps)
+        sizes = _sizes(dumps.values())
+        self.world_size = max([*sizes, *(rank + 1 for rank in dumps)], default=None)
+        #: Whether a dump names a group of all of these ranks.
+        self._is_world_named = self.world_size in sizes
         #: A group by name, description and ranks, so that there is one object of it.
         self.groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
         #: The groups of each rank by torch's name and description.
@@ -119,6 +122,7 @@ class _Job:
         complete = True
         if not ranks and _is_default(name, text) and self.world_size:
             ranks = tuple(range(self.world_size))
+            complete = self._is_world_named
         elif not ranks:
             ranks, complete = self._mentioned(name, text), False
         key = name, text, ranks
@@ -317,14 +321,14 @@ def _is_default(name: str, text: str) -> bool:
     return text == "default_pg" or (name in ("0", "default") and text in _UNNAMED)
 
 
-def _world_size(dumps: Mapping[int, RankDump]) -> int | None:
-    sizes = [
+def _sizes(dumps: Iterable[RankDump]) -> set[int]:
+    """Return the sizes of the world as far as the groups of each dump tell."""
+    return {
         max(ranks) + 1
-        for one in dumps.values()
+        for one in dumps
         for _, ranks in one.dump.config.values()
         if ranks
-    ]
-    return max([*sizes, *(rank + 1 for rank in dumps)], default=None)
+    }
 
 
 def _counts_p2p(dumps: Iterable[RankDump]) -> bool:

@@ -31,7 +31,8 @@ def find_causes(picture: Picture) -> list[Cause]:
     awaited = awaited_ranks(picture, blamed, bool(causes))
     if awaited and not causes and all(one.unrecorded for one in awaited):
         awaited = stuck_in_turn(picture) or _all_at_once(awaited, picture)
-    if lags and awaited and _has_moved(picture, [*causes, *awaited]):
+    has_moved = _has_moved(picture, causes, awaited)
+    if has_moved:
         # Dumps of a job that runs, each from another moment, look like this.
         causes = [one for one in causes if one.difference is not None]
     else:
@@ -43,7 +44,10 @@ def find_causes(picture: Picture) -> list[Cause]:
     if not causes:
         weak = [one for one in picture.differences if one.weak]
         causes = [_of_difference(one, picture) for one in weak[:1]]
-    return causes or stuck_in_turn(picture)
+    if causes or has_moved:
+        return causes
+    stuck = stuck_in_turn(picture)
+    return [] if _has_moved(picture, stuck, ()) else stuck
 
 
 def _seen_in_counts(causes: Sequence[Cause], picture: Picture) -> list[Cause]:
@@ -169,20 +173,31 @@ def _all_at_once(causes: Sequence[Cause], picture: Picture) -> list[Cause]:
     return [replace(causes[0], culprits=tuple(sorted(ranks)), waits=waits)]
 
 
-def _has_moved(picture: Picture, causes: Sequence[Cause]) -> bool:
-    """Return whether a rank without fault was in no op when its records were read.
+def _has_moved(
+    picture: Picture, known: Sequence[Cause], awaited: Sequence[Cause]
+) -> bool:
+    """Return whether the job rather ran while its dumps were written.
 
-    A rank of a job that hangs would wait.
+    In a job that hangs, a rank for which nobody waits would wait itself. Where no time
+    tells how long others do, a rank that was at work speaks against it, too.
     """
-    culprits = {rank for cause in causes for rank in cause.culprits}
-    if picture.evidence.at_one_moment or any(
-        picture.rank(rank).fate is not None for rank in culprits
+    stuck = [one for one in known if one.difference is None]
+    culprits = {rank for one in (*known, *awaited) for rank in one.culprits}
+    if (
+        not (stuck or awaited)
+        or picture.evidence.at_one_moment
+        or any(picture.rank(rank).fate is not None for rank in culprits)
     ):
         return False
-    return any(
-        rank not in culprits and picture.is_idle(rank)
-        for rank in picture.evidence.ranks
-    )
+    ranks = picture.evidence.ranks
+    absent = {rank for one in awaited for rank in one.culprits}
+    is_idle = any(rank not in absent and picture.is_idle(rank) for rank in ranks)
+    if stuck and awaited and is_idle:
+        return True
+    waiting = {wait.rank for one in (*stuck, *awaited) for wait in one.waits}
+    if any(picture.rank(rank).read_ns is not None for rank in waiting):
+        return False
+    return any(map(picture.was_active, ranks)) or (is_idle and bool(picture.stale))
 
 
 def _most_lag(wait: Wait, behind: Collection[int]) -> bool:

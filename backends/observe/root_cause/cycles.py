@@ -92,7 +92,7 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
         for wait in waits:
             for other in _others(wait):
                 there = current.get(other)
-                if there and not any(_is_same(wait, one) for one in there):
+                if there and not any(_has_come(one, wait) for one in there):
                     found.add(other)
             found |= {*wait.absent, *wait.unknown} - {rank}
     causes: list[Cause] = []
@@ -181,6 +181,15 @@ def _others(wait: Wait) -> tuple[int, ...]:
         return tuple(one for one in wait.group.ranks if one not in wait.ahead)
     peer = wait.op.peer if wait.op is not None else None
     return () if peer is None or wait.ahead else (peer,)
+
+
+def _has_come(one: Wait, wait: Wait) -> bool:
+    """Return whether a rank that waits in `one` has come to the op of `wait`.
+
+    Where its records do not tell that this is over on it, a later one of the group does.
+    """
+    later = one.group == wait.group and one.seq > wait.seq
+    return _is_same(wait, one) or (later and not (one.is_p2p or wait.is_p2p))
 
 
 def _is_same(wait: Wait, one: Wait) -> bool:

@@ -127,23 +127,28 @@ def completed_differences(scene: GroupScene) -> list[Difference]:
 
 
 def extra_op(scene: GroupScene, below: int) -> Difference | None:
-    """Return the collective, numbered `below` that, which few ranks have too many.
+    """Return the collective, numbered `below` that, with which few ranks left the rest.
 
-    The first one that was not issued from one line: these ranks issued it from a line
-    that no other rank has, and have the line of the others, too. The numbers of all
-    their later ops are one too high: they wait where the others have come to the end.
+    The first one that was not issued from one line, among those that each rank with
+    records lists: these ranks issued it from a line that no other rank has. Either it
+    is one too many: they have the line of the others, too, and the numbers of all their
+    later ops are one too high. Or they have no line of the others any more: they are in
+    another branch. They wait where the others have come to the end.
     """
-    ranks = scene.group.ranks
-    if not all(one in scene.known and scene.known[one].lists_all for one in ranks):
+    ranks = sorted(scene.known)
+    seqs = {rank: [op.seq for op in scene.at[rank].ops] for rank in ranks}
+    first = max((min(found, default=below) for found in seqs.values()), default=below)
+    if any({*range(first, below)} - {*found} for found in seqs.values()):
         return None
     listed = {
-        rank: [op for op in scene.at[rank].ops if op.seq < below] for rank in ranks
+        rank: [op for op in scene.at[rank].ops if first <= op.seq < below]
+        for rank in ranks
     }
     places = {rank: [_place(op) for op in ops] for rank, ops in listed.items()}
     # The ops of a batch share a number: it is the place in the lists that counts.
     at_once = enumerate(zip(*places.values(), strict=False))
     at = next((number for number, found in at_once if len({*found}) > 1), None)
-    if at is None:
+    if at is None or (at == 0 and first > 1):
         return None
     values = {rank: found[at] for rank, found in places.items()}
     ops = {rank: found[at] for rank, found in listed.items()}
@@ -151,16 +156,23 @@ def extra_op(scene: GroupScene, below: int) -> Difference | None:
     others = [rank for rank in ranks if rank not in culprits]
     theirs = {values[rank] for rank in others}
     own = {values[rank] for rank in culprits}
+    usual = {_place(op) for rank in others for op in scene.at[rank].ops}
+    seq = ops[ranks[0]].seq
+    is_apart = all(scene.issued[rank] < below for rank in others) and all(
+        _place(op) not in usual
+        for rank in culprits
+        for op in scene.at[rank].ops
+        if op.seq >= seq
+    )
     if (
         2 * len(culprits) >= len(ranks)
         or len(theirs) > 1
         or () in theirs | own
         or len({op.seq for op in ops.values()}) > 1
-        or not all(theirs < {*places[rank]} for rank in culprits)
+        or not (is_apart or all(theirs < {*places[rank]} for rank in culprits))
         or not all(own.isdisjoint(places[rank]) for rank in others)
     ):
         return None
-    seq = ops[ranks[0]].seq
     return Difference(Fault.OP_MISMATCH, scene.group, seq, culprits, values, ops)
 
 

@@ -41,6 +41,8 @@ class Picture:
     evidence: Evidence
     scenes: list[GroupScene]
     stale: frozenset[int]
+    #: Seconds: an op that is younger hangs on no account.
+    stall: float = 0.0
     waits: list[Wait] = field(default_factory=list)
     #: What ranks wait in unless it is over: nothing follows from these.
     doubtful: list[Wait] = field(default_factory=list)
@@ -54,7 +56,7 @@ class Picture:
         read_earlier = frozenset[int]()
         if not evidence.at_one_moment:
             read_earlier = stale_ranks(scenes).union(*(one.stale() for one in pairs_of))
-        self = cls(evidence, scenes, read_earlier)
+        self = cls(evidence, scenes, read_earlier, stall)
         gone = [rank for rank, one in evidence.ranks.items() if one.has_ended]
         for scene, pairs in zip(scenes, pairs_of, strict=True):
             waits, matches = pairs.waits(self.stale, gone)
@@ -68,18 +70,18 @@ class Picture:
             if difference is not None:
                 self.differences.append(difference)
             self.differences += differing
-        self.waits = self._that_hang(self.waits, stall)
-        self.doubtful = self._that_hang(self.doubtful, stall)
+        self.waits = self._that_hang(self.waits)
+        self.doubtful = self._that_hang(self.doubtful)
         return self
 
-    def _that_hang(self, waits: Iterable[Wait], stall: float) -> list[Wait]:
+    def _that_hang(self, waits: Iterable[Wait]) -> list[Wait]:
         return [
             wait
             for wait in waits
-            if not self._is_young(wait, stall) and not self.rank(wait.rank).has_left
+            if not self._is_young(wait) and not self.rank(wait.rank).has_left
         ]
 
-    def _is_young(self, wait: Wait, stall: float) -> bool:
+    def _is_young(self, wait: Wait) -> bool:
         one = self.evidence.ranks[wait.rank]
         if one.read_ns is None or (self.evidence.final and not wait.is_full):
             return False
@@ -90,7 +92,14 @@ class Picture:
         if op is not None and op.timeout and age >= 0.9e9 * op.timeout:
             return False
         # Issued long before, it waits for its turn while the rank goes on.
-        return min(age, one.read_ns - (one.active_ns or 0)) < stall * 1e9
+        return age < self.stall * 1e9 or self.was_active(wait.rank)
+
+    def was_active(self, rank: int) -> bool:
+        """Return whether `rank` is known to have gone on just before it was read."""
+        one = self.rank(rank)
+        if one.read_ns is None:
+            return False
+        return one.read_ns - (one.active_ns or 0) < self.stall * 1e9
 
     def rank(self, rank: int) -> RankEvidence:
         """Return what is known of a rank."""

@@ -202,6 +202,30 @@ def test_an_op_too_many_is_named_only_where_nothing_else_is_known(
     )
 
 
+def test_an_op_too_many_where_a_rank_has_no_records() -> None:
+    ranks = four()
+    for one in ranks:
+        extra(one, 3 if one.rank == 2 else 0, line=77)
+    hang(ranks[2])
+    found = only(look([*ranks[:1], *ranks[2:]]))
+    assert (found.fault, found.culprits) == (Fault.OP_MISMATCH, (2,))
+
+
+@pytest.mark.parametrize(("line", "culprits"), [(78, (2,)), (10, (0, 1, 3))])
+def test_a_rank_that_has_left_the_lines_of_the_others_is_in_another_branch(
+    line: int, culprits: tuple[int, ...]
+) -> None:
+    """Its first op there was taken for theirs; the first ones are left out."""
+    ranks = four()
+    for one in ranks:
+        extra(one, 0, line=0)
+        one.issue(done=True, line=77 if one.rank == 2 else 70)
+    ranks[2].issue(line=line)
+    for one in ranks:
+        del one.ops[WORLD][:2]
+    assert only(look(ranks)).culprits == culprits
+
+
 def test_a_branch_with_an_op_for_each_side_has_no_op_too_many() -> None:
     ranks = four()
     for one in ranks:

@@ -286,6 +286,67 @@ def test_an_end_that_torch_sees_as_it_dumps_tells_when_that_was(tmp_path: Path) 
     assert examine([write(tmp_path, found)]).verdicts == ()
 
 
+def test_one_rank_that_was_at_work_tells_that_the_others_may_be(tmp_path: Path) -> None:
+    """Of the others no time tells for how long they wait."""
+    found = without_rank_2()
+    found[0].entries[4]["retired"] = False
+    (verdict,) = examine([write(tmp_path, found)]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+
+
+def test_dumps_of_different_moments_with_an_idle_rank_are_no_hang(
+    tmp_path: Path,
+) -> None:
+    """Rank 1 was read when it came to the last op, rank 2 before, the others after."""
+    found = ranks()
+    for one in found:
+        one.issue_many(6 if one.rank != 2 else 4)
+    found[1].entries[-1].update(
+        state="started", retired=False, time_discovered_completed_ns=None
+    )
+    (verdict,) = examine([write(tmp_path, found)]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+
+
+def test_a_rank_of_gloo_in_a_later_op_of_the_group_is_not_awaited_in_the_first(
+    tmp_path: Path,
+) -> None:
+    found = ranks(library="gloo")
+    for one in found:
+        one.issue_many(5 + 2 * one.rank)
+        one.issue(done=False)
+    report = examine([write(tmp_path, found)])
+    assert [one for one in report.verdicts if one.culprits] == []
+
+
+def test_records_that_were_reset_are_not_all_that_there_were(tmp_path: Path) -> None:
+    """As torchft does: the numbers of records begin anew, those of ops go on."""
+    found = ranks({"default_pg": (0, 1)}, 2)
+    for one in found:
+        for _ in range(6):
+            op = "recv" if one.rank else "send"
+            one.issue(op, peer=1 - one.rank)
+    found[1].issue("recv", peer=0, done=False)
+    del found[0].entries[:4]
+    for number, entry in enumerate(found[0].entries):
+        entry["record_id"] = number
+    assert_blames(examine([write(tmp_path, found)]), 0, fault=Fault.MISSING_RANKS)
+
+
+def test_the_number_of_dumps_is_not_the_size_of_the_world(tmp_path: Path) -> None:
+    """Gloo names the ranks of no group where there are several; rank 3 left no dump."""
+    folder = tmp_path
+    for one in ranks({"default_pg": range(4), "tp": [[0, 1], [2, 3]]}, library="gloo"):
+        one.issue(group="tp")
+        one.issue(done=False)
+        content = one.dump()
+        content["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[]"}}
+        if one.rank < 3:
+            path = folder / f"nccl_trace_rank_{one.rank}"
+            path.write_bytes(pickle.dumps(content, 2))
+    assert [one for one in examine([folder]).verdicts if one.culprits] == []
+
+
 @pytest.mark.parametrize(
     ("timeout_ms", "hangs"), [(600_000, False), (10_000, True)], ids=["slow", "late"]
 )
