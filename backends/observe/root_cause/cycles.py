@@ -186,7 +186,7 @@ def _others(wait: Wait) -> tuple[int, ...]:
 def _has_come(one: Wait, wait: Wait) -> bool:
     """Return whether a rank that waits in `one` has come to the op of `wait`.
 
-    Where its records do not tell that this is over on it, a later one of the group does.
+    A later one of the group tells so where its records do not tell that this is over.
     """
     later = one.group == wait.group and one.seq > wait.seq
     return _is_same(wait, one) or (later and not (one.is_p2p or wait.is_p2p))
