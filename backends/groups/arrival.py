@@ -72,6 +72,13 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
         # Of this process, which tries again, or of another one of this rank.
         _, other, *_ = before.split()
         if other != me and here.check([str(one) for one in range(world_size)]):
+            if has_left(store, rank):
+                raise DistError(
+                    f"init_process_group: rank {rank} was process {other}, which has "
+                    f"left the groups of the others: {me} cannot take its place. End "
+                    "the others, and start all ranks again; python -m rankscope.run "
+                    "--max-restarts 3 lets a rank that failed be started again alone"
+                )
             # Its end would be taken for that of the rank, and end the groups.
             raise DistError(
                 f"init_process_group: all ranks have come, and rank {rank} is process "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from .arrival import has_left
 
 __all__ = ["rendezvous"]
 
+_log = logging.getLogger(__name__)
+
 # In order of precedence. In a job of Slurm the rank of its shell is the same for all
 # that the shell starts: it does not count.
 _LAUNCHERS = (ENV, OPEN_MPI, PMI)
@@ -27,8 +30,8 @@ _RANK, _WORLD_SIZE, _MASTER = ranks(*_LAUNCHERS), sizes(*_LAUNCHERS), ENV.job
 _AGENT_LISTENS = "TORCHELASTIC_USE_AGENT_STORE"
 _APART = 1009
 
-#: Seconds between two looks for the store of new groups.
-_LOOK = 0.05
+#: Seconds between two looks for the store of new groups, and for which that is no news.
+_LOOK, _SILENT = 0.05, 3.0
 
 _FORMS = "expected env://, tcp://host:port or file:///path"
 
@@ -104,9 +107,11 @@ def _tcp_store(
 ) -> Store:
     from ..stores.tcp import TCPStore  # ZeroMQ takes 15 ms to import
 
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
+    told = False
     while True:
-        over = time.monotonic() > deadline
+        waited = time.monotonic() - began
+        over = waited > timeout
         try:
             store = TCPStore(
                 host,
@@ -122,6 +127,17 @@ def _tcp_store(
             if over or rank == 0 or not has_left(store, rank):
                 return store
             store.close()
+            if waited > _SILENT and not told:
+                told = True
+                _log.warning(
+                    "init_process_group on rank %d: a process of this rank, or rank 0, "
+                    "has left the groups at %s:%d, and others go on in them; waiting up "
+                    "to %g s for their end. Was this rank alone started again?",
+                    rank,
+                    host,
+                    port,
+                    timeout,
+                )
         except DistNetworkError as error:
             if over or not error.culprits:
                 raise

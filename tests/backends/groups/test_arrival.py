@@ -218,4 +218,7 @@ def test_a_process_that_a_rank_has_started_is_not_that_rank() -> None:
     arrival.arrived(store).set("0", "1 b:7")
     with pytest.raises(dist.DistError, match="rank 0 is process b:7: .* cannot be it"):
         arrival.await_ranks(store, 0, 1, 30)
+    arrival.announce_end(store, 0)
+    with pytest.raises(dist.DistError, match="rank 0 was process b:7, which has left"):
+        arrival.await_ranks(store, 0, 1, 30)
     store.close()

@@ -16,6 +16,8 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.ranks import reserve_port
 from rankscope.backends.errors import DistError, DistStoreTimeoutError
+from rankscope.backends.groups import rendezvous as rendezvous_module
+from rankscope.backends.groups.arrival import announce_end
 from rankscope.backends.groups.rendezvous import rendezvous
 
 KEY = b"the key of this test"
@@ -155,6 +157,20 @@ def test_file_takes_the_rank_from_the_environment(
 
 def test_tcp(port: int) -> None:
     meet(f"tcp://127.0.0.1:{port}", 2)
+
+
+def test_a_rank_that_waits_for_the_end_of_earlier_groups_says_so(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others may go on in them, where the rank alone was started again."""
+    monkeypatch.setattr(rendezvous_module, "_SILENT", 0.0)
+    place = f"tcp://127.0.0.1:{port}"
+    with closing(rendezvous(place, 0, 2, 5, KEY)[0]) as store:
+        announce_end(store, 1)
+        with closing(rendezvous(place, 1, 2, 0.2, KEY)[0]):
+            (said,) = caplog.messages
+    assert said.startswith("init_process_group on rank 1: a process of this rank, or")
+    assert f"has left the groups at 127.0.0.1:{port}" in said
 
 
 def test_timeout_is_the_stores(tmp_path: Path) -> None:
