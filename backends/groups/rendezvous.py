@@ -131,8 +131,8 @@ def _tcp_store(
                 told = True
                 _log.warning(
                     "init_process_group on rank %d: a process of this rank, or rank 0, "
-                    "has left the groups at %s:%d, and others go on in them; waiting up "
-                    "to %g s for their end. Was this rank alone started again?",
+                    "has left the groups at %s:%d, and others go on in them; it waits "
+                    "up to %g s for their end. Was this rank alone started again?",
                     rank,
                     host,
                     port,
