@@ -30,7 +30,7 @@ from .issuers import issuer
 from .meeting import require_members
 from .private import c10d, disable_dynamo, in_backward, is_profiling
 from .sparse import sparse_all_reduce
-from .tensors import memories, row_memory
+from .tensors import memories, require_one_order, row_memory
 from .work import BatchedWork, TorchWork
 
 __all__ = ["Ops"]
@@ -86,6 +86,9 @@ class Ops(GroupOps):
             arrays = [row_memory(tensor, where) for tensor in tensors]
         else:
             arrays = memories(tensors, where, moved=not reduces)
+            # The tensors of a coalesced op are not moved into each other.
+            if len(tensors) > 1 and "coalesced" not in name:
+                require_one_order(tensors, where)
         # Torch waits at once: the caller's thread can do the whole op by itself.
         batched = self.group.capturing
         waits = not batched and not getattr(limit, "asyncOp", True)

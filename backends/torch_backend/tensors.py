@@ -12,7 +12,7 @@ import torch
 
 from ..devices.torch_memory import host_array, shared_array
 
-__all__ = ["memories", "memory", "row_memory"]
+__all__ = ["memories", "memory", "require_one_order", "row_memory"]
 
 _DEVICES = "cpu", "cuda"
 
@@ -97,6 +97,28 @@ def memories(tensors: Iterable[Any], where: object, *, moved: bool = False) -> A
         else (None if one is None else memory(one, where, moved=moved))
         for one in tensors
     ]
+
+
+def require_one_order(tensors: Iterable[Any], where: object) -> None:
+    """Raise `ValueError` where tensors of one shape lie in memory in several orders.
+
+    An op moves memory: the elements would come to other places, and no error tell.
+    """
+    orders: dict[Any, Any] = {}
+    for one in tensors:
+        for tensor in one if isinstance(one, (list, tuple)) else (one,):
+            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+                continue
+            shape, strides = tuple(tensor.shape), tensor.stride()
+            order = [
+                step for step, size in zip(strides, shape, strict=True) if size > 1
+            ]
+            if tensor.numel() and orders.setdefault(shape, order) != order:
+                raise ValueError(
+                    f"{where}: tensors of shape {shape} lie in memory in different "
+                    "orders of their dimensions, so that elements would change their "
+                    "places: pass x.contiguous(), or results of torch.empty_like(x)"
+                )
 
 
 def row_memory(tensor: torch.Tensor, where: object) -> Any:

@@ -12,11 +12,18 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import HashStore, distributed_c10d
 from torch.distributed import Work as c10d_work
 
 from rankscope import DistBackendError, DistTimeoutError, OpType, Work
-from rankscope.backends.torch_backend import batches, meeting, private, registering
+from rankscope.backends.torch_backend import (
+    batches,
+    meeting,
+    private,
+    registering,
+    tensors,
+)
 from rankscope.backends.torch_backend.work import TorchWork
 from tests.with_torch.backend_training import TRAININGS
 from tests.with_torch.ranks import Ranks
@@ -504,6 +511,16 @@ def test_pg_options_are_checked(ranks: Ranks) -> None:
         "assert isinstance(error, TypeError)\n"
         "assert \"Options(transport='ucx')\" in str(error), error"
     )
+
+
+def test_tensors_in_several_orders_of_memory_are_refused() -> None:
+    rows = torch.ones(3, 4)
+    columns = torch.ones(4, 3).t()
+    with pytest.raises(ValueError, match=r"gather in x: tensors of shape \(3, 4\)"):
+        tensors.require_one_order([columns, [rows, rows]], "gather in x")
+    tensors.require_one_order([columns, [columns, columns], None], "gather in x")
+    # The stride of a dimension of one element tells nothing.
+    tensors.require_one_order([torch.ones(1, 4), torch.ones(4, 1).t()], "gather in x")
 
 
 # -- pipelines of torch 2.7 ----------------------------------------------------------
