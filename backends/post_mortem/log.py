@@ -36,7 +36,7 @@ _SIGNS = (
     *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
     *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
     *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
-    b"Fatal Python error: ",
+    *(b"Fatal Python error: ", b"ut of memory: Killed process "),
 )
 _FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
@@ -46,6 +46,8 @@ _FATAL = re.compile(
     r"Fatal Python error: (Segmentation fault|Bus error|Illegal instruction"
     r"|Floating[ -]point exception)$"
 )
+#: Linux, in its own log, of a process or a container that took too much memory.
+_OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory: Killed process (\d{1,10}) ")
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -111,6 +113,8 @@ class Log:
         self.groups = LogGroups()
         self.table = FailureTable()
         self._deaths: dict[int, str] = {}
+        #: The processes that Linux has killed for their memory.
+        self._took_memory: set[int] = set()
         #: The rank whose op's stack has begun, and its calls.
         self._op_stack: tuple[int, list[Frame]] | None = None
         #: The desync report that has begun.
@@ -141,6 +145,8 @@ class Log:
             self._begin()
         elif (world := _WORLD.search(text)) is not None:
             self.world_size = int(world[1])
+        elif (big := _OUT_OF_MEMORY.search(text)) is not None:
+            self._took_memory.add(int(big[1]))
         elif (killed := _MPIRUN.search(text)) is not None:
             rank, number = int(killed[1]), int(killed[2])
             self._deaths[rank] = death_by_signal(rank, number)
@@ -248,6 +254,8 @@ class Log:
             waited = rank in self.groups.timed_out or rank in raised
             if failure.death and not (waited and failure.exit_code == -signal.SIGABRT):
                 process, death = f"pid {failure.pid}", failure.death
+                if failure.pid in self._took_memory:
+                    death += ": Linux had no memory left for it"
                 if rank in sizes:
                     death += self._size(rank, sizes)
                 yield RankEvidence(rank, death=death, process=process, source=path)

@@ -376,6 +376,21 @@ def test_who_was_killed_while_nobody_gave_up(tmp_path: Path) -> None:
     assert verdict.text.startswith("rank 11 was killed by signal 9 (SIGKILL)")
 
 
+@pytest.mark.parametrize("pid", [811, 4711])
+def test_a_rank_that_linux_killed_for_its_memory(pid: int, tmp_path: Path) -> None:
+    """The container's log has the kernel's line; it may be of another process."""
+    killed = (
+        f"[1234.5] Memory cgroup out of memory: Killed process {pid} (python) "
+        "total-vm:98765432kB, anon-rss:87654321kB, oom_score_adj:0\n"
+    )
+    ended = table().replace("-6 (pid", "-15 (pid")
+    report = examined(tmp_path, killed + ended)
+    reason = ": Linux had no memory left for it" if pid == 811 else ""
+    death = f"rank 11 was killed by signal 9 (SIGKILL){reason}"
+    assert rank_of(report, 11).death == death
+    assert report.verdicts[0].culprits == (11,)
+
+
 def test_mpirun_names_a_rank(tmp_path: Path) -> None:
     said = (
         "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on signal "
