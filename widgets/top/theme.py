@@ -29,7 +29,7 @@ THEME = Theme(
         "block-cursor-background": "ansi_blue",
         "block-cursor-text-style": "bold",
         "block-hover-background": "ansi_default",
-        "footer-key-foreground": "ansi_cyan",
+        "footer-key-foreground": "ansi_default",
         "input-cursor-background": "ansi_default",
         "input-cursor-foreground": "ansi_default",
         "input-cursor-text-style": "reverse",

@@ -256,6 +256,9 @@ class TestShown:
         async def cluster(screen: Screen) -> None:
             await screen.until(lambda: "Rebuild" in shown(screen), "the keys")
             await screen.until(lambda: "Groups" not in shown(screen), "fewer keys")
+            # Cyan is hardly to be seen on white.
+            key = keys(screen)[0].get_component_rich_style("footer-key--key")
+            assert key.color.is_default
 
         async def groups(screen: Screen) -> None:
             wanted = {"Groups", "Rebuild"}
