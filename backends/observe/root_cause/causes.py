@@ -13,7 +13,7 @@ from .cycles import stuck_in_turn
 from .differences import Difference, difference_of_pair, extra_op
 from .pairs import Match
 from .picture import Cause, Picture, issue_order
-from .scene import ONE_SIDED, Wait
+from .scene import ONE_SIDED, Place, Wait
 
 __all__ = ["find_causes"]
 
@@ -149,6 +149,8 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
             and issue_order(wait) <= issue_order(behind_in)
         ):
             del first[wait.rank]
+    _leave_out_roots(first)
+    _leave_out_later(first, picture)
     return [
         Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), waits)
         for ranks, waits in _alike(first)
@@ -156,6 +158,45 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
         if picture.evidence.at_one_moment
         or not any(_most_lag(wait, behind) for wait in waits)
     ]
+
+
+def _leave_out_roots(first: dict[int, Wait]) -> None:
+    """Leave out of the ranks that lag a root that waits for another one of them.
+
+    All but the root leave a reduce or gather once they have sent. Where nothing tells
+    which one is the root, any of them may be.
+    """
+    for ranks in group_by(first, lambda rank: first[rank].place).values():
+        ops = {rank: op for rank in ranks if (op := first[rank].op) is not None}
+        names = {op.op for op in ops.values()}
+        if len(ranks) == 1 or names.isdisjoint(("reduce", "gather")):
+            continue
+        size = len(first[ranks[0]].group.ranks)
+        roots = {op.root for op in ops.values() if op.root is not None}
+        # Torch does not record it: of a gather, the root alone has so many outputs.
+        roots |= {
+            rank
+            for rank, op in ops.items()
+            if op.op == "gather" and len(op.arrays.outputs or ()) == size
+        }
+        for rank in roots.intersection(ranks) if roots else ranks:
+            del first[rank]
+
+
+def _leave_out_later(first: dict[int, Wait], picture: Picture) -> None:
+    """Leave out of the ranks that lag those that hang in an op before, all together.
+
+    Where one of its ranks does not lag later, the op may hang because of the others.
+    """
+    held: dict[Place, list[int]] = defaultdict(list)
+    for wait in picture.waits:
+        lag = first.get(wait.rank) if wait.is_full and not wait.is_p2p else None
+        if lag is not None and issue_order(wait) < issue_order(lag):
+            held[wait.place].append(wait.rank)
+    for (group, *_), ranks in held.items():
+        if len(ranks) == len(group.ranks):
+            for rank in ranks:
+                first.pop(rank, None)
 
 
 def _all_at_once(causes: Sequence[Cause], picture: Picture) -> list[Cause]:

@@ -312,6 +312,46 @@ def test_ranks_that_a_reduce_has_left_do_not_make_its_root_lag() -> None:
     assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0,))
 
 
+@pytest.mark.parametrize(
+    ("op", "root", "arrays", "culprits"),
+    [
+        ("reduce", 0, 1, (2,)),
+        ("gather", 0, 1, (2,)),
+        ("gather", None, 4, (2,)),
+        ("gather", 1, 1, (0, 2)),
+        ("reduce", None, 1, ()),
+    ],
+)
+def test_a_root_waits_for_what_another_rank_has_not_sent(
+    op: str, root: int | None, arrays: int, culprits: tuple[int, ...]
+) -> None:
+    """The GPU of rank 2 has stopped; ranks 1 and 3 leave without waiting for it."""
+    ranks = four()
+    for one in ranks:
+        one.issue(op, root=root, done=one.rank in (1, 3))
+        if one.rank == 0:
+            last = one.ops[WORLD][-1]
+            last.arrays = last.arrays._replace(outputs=((8,),) * arrays)
+    found = only(look(ranks))
+    assert found.culprits == culprits
+    assert found.fault is (Fault.EXECUTION_HANG if culprits else Fault.UNDECIDED)
+
+
+@pytest.mark.parametrize("lag", [(0, 1), (0,)])
+def test_an_op_in_which_all_hang_before_that_in_which_they_lag(
+    lag: tuple[int, ...],
+) -> None:
+    """Ranks 2 and 3 have left the later one; else rank 0 alone holds the first."""
+    ranks = four()
+    for one in ranks:
+        one.issue(group=TP[one.rank], line=5, done=one.rank > 1)
+        if one.rank not in {0, 1} - {*lag}:
+            one.issue("broadcast", group=DP[one.rank], done=one.rank > 1, root=2)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.EXECUTION_HANG, lag)
+    assert found.group.name == ("tp" if len(lag) == 2 else "dp")
+
+
 def test_an_error_that_has_ended_a_cell_is_the_cause_of_what_waits_elsewhere() -> None:
     """Rank 1 left with the error of an op that rank 0 had issued unlike it."""
     for unlike in (True, False):
