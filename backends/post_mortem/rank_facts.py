@@ -28,6 +28,7 @@ __all__ = [
     "ResultReader",
     "absences",
     "ended_with_store",
+    "other_world_size",
 ]
 
 #: The first key of a file of facts; its value is the version of the form.
@@ -44,6 +45,8 @@ _RESULTS = (
     b'{\n "version": 1,\n "verdicts": ',
     b"<!doctype html>",
 )
+#: Variables that are equal on all ranks of one start of a job.
+_OF_START = "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 _PAGE_TITLE = b"<title>Rankscope report"
 #: What an error of ours says where the process that serves the store has ended.
 STORE_LOST = re.compile(
@@ -77,6 +80,8 @@ class FactsReader:
         #: Ranks that ended because they lost the store → the rank that served it.
         self.store_lost: dict[int, int] = {}
         self.world_size: int | None = None
+        #: Of each start of the job, ranks → the size that ``WORLD_SIZE`` gave them.
+        self.started_with: dict[tuple[Any, ...], dict[int, int]] = {}
         #: The job has come to its end: the youngest op in flight hangs, too.
         self.final = False
         #: Whether a rank has such a file: then each rank of its host has one.
@@ -96,6 +101,11 @@ class FactsReader:
         size = facts.get("world_size")
         world_size = size if type(size) is int and size > 0 else None
         self.world_size = self.world_size or world_size
+        env = facts.get("environment")
+        # Not where the program gave another one, or has shrunk its groups since.
+        if isinstance(env, Mapping) and env.get("WORLD_SIZE") == str(world_size):
+            start = tuple(str(env.get(name)) for name in _OF_START)
+            self.started_with.setdefault(start, {})[rank] = world_size or 0
         self.final |= facts.get("final") is True
         making = facts.get("rendezvous")
         if isinstance(making, Mapping):
@@ -184,6 +194,34 @@ def ended_with_store(lost: Mapping[int, int], evidence: Evidence) -> Verdict | N
         0,
         f"rank {server} has left the program, and with it the store, which "
         f"{name_ranks(ranks)} still {verb}",
+    )
+
+
+def other_world_size(
+    started_with: Mapping[tuple[Any, ...], Mapping[int, int]],
+) -> Verdict | None:
+    """Return that ranks of one start of a job have other values of ``WORLD_SIZE``.
+
+    The ranks of the size that most of them have are none of its culprits.
+    """
+    if len(started_with) != 1:
+        return None
+    (sizes,) = started_with.values()
+    by_size = group_by(sorted(sizes), sizes.__getitem__)
+    if len(by_size) < 2:
+        return None
+    most = max(by_size.values(), key=len)
+    usual = most if 2 * len(most) > len(sizes) else []
+    told = sorted(by_size.items(), key=lambda one: one[1] == usual)
+    return Verdict(
+        Fault.SIZE_MISMATCH,
+        GroupKey("default_pg", tuple(range(max(by_size)))),
+        tuple(rank for rank in sorted(sizes) if rank not in usual) if usual else (),
+        tuple(usual or sorted(sizes)),
+        "init_process_group",
+        0,
+        "WORLD_SIZE differs between ranks that meet: "
+        + ", ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in told),
     )
 
 

@@ -197,6 +197,8 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     verdicts = find_root_causes(evidence)
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]
+    if verdicts and (cause := texts.cause()) is not None:
+        verdicts = [cause]
     verdicts = _with_ends(verdicts, evidence)
     lateness = lateness_of(
         {rank: one.late for rank, one in by_rank.items()},

@@ -15,7 +15,13 @@ from ..rank_sets import group_by, name_ranks, tell_ranks
 from .evidence_file import EvidenceFile, RawFile, Reader, UnreadableError
 from .log import KIND, Log, looks_like_log, read_log
 from .log_groups import LogGroups
-from .rank_facts import FactsReader, ResultReader, absences, ended_with_store
+from .rank_facts import (
+    FactsReader,
+    ResultReader,
+    absences,
+    ended_with_store,
+    other_world_size,
+)
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
 from .torchelastic import ErrorFileReader
@@ -191,6 +197,10 @@ class Texts:
     def files(self) -> dict[str, EvidenceFile]:
         """Return what each file was, by its path; after `evidence`."""
         return self._files
+
+    def cause(self) -> Verdict | None:
+        """Return what explains any hang of the job, if ranks have told such a thing."""
+        return other_world_size(self._facts.started_with)
 
     def verdict(self, evidence: Evidence) -> Verdict | None:
         """Return why ranks gave up, if no op of theirs has a number to judge by.

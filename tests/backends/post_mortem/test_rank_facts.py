@@ -66,6 +66,38 @@ def test_a_rank_without_facts_is_not_blamed(tmp_path: Path) -> None:
     assert "ranks 2–3" in str(verdict)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "culprits", "said"),
+    [
+        ([3, 4, 3], (1,), "4 on rank 1, 3 on ranks 0, 2"),
+        ([2, 3], (), "2 on rank 0, 3 on rank 1"),
+        ([3, 3, 3], None, ""),
+    ],
+)
+def test_ranks_with_other_world_sizes(
+    tmp_path: Path, sizes: list[int], culprits: tuple[int, ...] | None, said: str
+) -> None:
+    def started(rank: int, port: str, size: int) -> dict[str, Any]:
+        env = {"WORLD_SIZE": str(size), "MASTER_PORT": port}
+        own = facts(rank, rendezvous=WAITS, environment=env)
+        return {**own, "world_size": size}
+
+    found = [started(rank, "1", size) for rank, size in enumerate(sizes)]
+    (verdict,) = report_of(tmp_path, *found).verdicts
+    if culprits is None:
+        assert verdict.fault is Fault.UNDECIDED
+        return
+    assert (verdict.fault, verdict.culprits) == (Fault.SIZE_MISMATCH, culprits)
+    assert verdict.text == f"WORLD_SIZE differs between ranks that meet: {said}"
+    # Of two starts, or where groups were shrunk since, it is no cause.
+    found[0]["environment"]["MASTER_PORT"] = "2"
+    (verdict,) = report_of(tmp_path, *found).verdicts
+    assert verdict.fault is Fault.UNDECIDED
+    found = [{**started(rank, "1", 9), "world_size": n} for rank, n in enumerate(sizes)]
+    (verdict,) = report_of(tmp_path, *found).verdicts
+    assert verdict.fault is Fault.UNDECIDED
+
+
 def test_a_rank_that_runs_and_cannot_be_read_may_wait_too(tmp_path: Path) -> None:
     found = facts(1, pid=4711, host="node1", unseen="py-spy is missing")
     (verdict,) = report_of(tmp_path, facts(0, rendezvous=WAITS), found).verdicts
