@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,3 +182,34 @@ def test_the_ranks_meet_anew_where_their_files_were_deleted(
     assert found is not None
     assert said == [f"rankscope: {found}"]
     assert parent.exists()
+
+
+#: Holds the file of a rank, as a peer does, until its stdin ends.
+PEER = """
+import fcntl, sys
+with open(sys.argv[1], "w") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_that_gets_another_number_leaves_no_dead_one(
+    begin: Callable[[list[str]], Reporter],
+) -> None:
+    reporter = begin([])
+    until(lambda: reporter._joined is not None, 10)
+    assert reporter._joined is not None
+    folder = reporter._joined.meeting.folder
+    held = [sys.executable, "-S", "-c", PEER, str(folder / "rank_1")]
+    with subprocess.Popen(
+        held, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as peer:
+        assert peer.stdin is not None
+        assert peer.stdout is not None
+        assert peer.stdout.readline() == "held\n"
+        reporter._place.assign(2, 3)
+        until(lambda: (folder / "rank_2").exists(), 10)
+        assert sorted(one.name for one in folder.glob("rank_*")) == ["rank_1", "rank_2"]
+        peer.stdin.close()
