@@ -68,7 +68,7 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
                 if wait.rank in members
                 and not {*wait.absent, *wait.unknown, *wait.any_of}.isdisjoint(members)
             ]
-            causes.append(cycle_of(members, edges, inside, picture))
+            causes += cycle_of(members, edges, inside, picture)
         elif members[0] in waiting and picture.rank(members[0]).death is None:
             # It is in an op that all ranks are in, or of which little is known.
             continue

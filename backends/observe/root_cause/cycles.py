@@ -20,8 +20,15 @@ def cycle_of(
     edges: Mapping[int, Iterable[int]],
     inside: Sequence[Wait],
     picture: Picture,
-) -> Cause:
-    """Return ranks that wait for each other in the ops `inside` as one cause."""
+) -> list[Cause]:
+    """Return ranks that wait for each other in the ops `inside` as one cause.
+
+    None where one of them may have completed its side of an op: then the GPU of the
+    other side may have stopped.
+    """
+    known = picture.evidence.at_one_moment
+    if not known and is_acyclic(members, _certain(edges, inside)):
+        return []
     ring = shortest_cycle(members, edges)
     through = [rank for rank in ring if is_acyclic({*members} - {rank}, edges)]
     if len(through) == 1:
@@ -51,12 +58,25 @@ def cycle_of(
     elif len(sides) == 2 and sizes[0] < sizes[1]:
         # Most ranks are in one op: those in the other have another order.
         culprits = sorted(sides.values(), key=len)[0]
-    return Cause(
-        Fault.DEADLOCK,
-        tuple(sorted(culprits)),
-        tuple(first for first, *_ in told),
-        cycle=tuple(told),
-    )
+    waits = tuple(first for first, *_ in told)
+    named = tuple(sorted(culprits))
+    return [Cause(Fault.DEADLOCK, named, waits, cycle=tuple(told))]
+
+
+def _certain(
+    edges: Mapping[int, Iterable[int]], inside: Iterable[Wait]
+) -> dict[int, set[int]]:
+    """Return `edges` without those to ranks that may have completed their side."""
+    found: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+    for wait in inside:
+        for other in {*wait.awaited, *_others(wait)}:
+            doubtful = wait.unsure or other in wait.unknown
+            found[doubtful].add((wait.rank, other))
+    guessed = found[True] - found[False]
+    return {
+        rank: {other for other in others if (rank, other) not in guessed}
+        for rank, others in edges.items()
+    }
 
 
 def _alike(
@@ -100,7 +120,7 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
     for members in final_components(edges):
         if len(members) > 1:
             inside = [wait for rank in members for wait in current.get(rank, ())]
-            causes.append(cycle_of(members, edges, inside, picture))
+            causes += cycle_of(members, edges, inside, picture)
         else:
             waits = current.get(members[0], [])
             if waits and all(_is_held_in(wait, current) for wait in waits):

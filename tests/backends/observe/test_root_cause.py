@@ -578,6 +578,32 @@ def test_two_groups_that_two_ranks_enter_in_other_orders() -> None:
     assert "group 'b'" in found.text
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("live", [True, False])
+def test_no_cycle_is_told_that_goes_by_a_send_that_may_be_over(
+    whole: bool, live: bool
+) -> None:
+    """Where the first ops are left out, the GPU of rank 0 may have stopped instead."""
+    ranks = four()
+    ranks[0].issue("recv", peer=1)
+    ranks[1].issue(group=TP0)
+    known = combine(
+        dataclasses.replace(
+            one := rank.evidence(),
+            groups={
+                group: dataclasses.replace(found, lists_all=whole)
+                for group, found in one.groups.items()
+            },
+        )
+        for rank in ranks
+    )
+    evidence = dataclasses.replace(known, at_one_moment=live)
+    found = only(find_root_causes(evidence))
+    is_certain = whole or live
+    assert found.fault is (Fault.DEADLOCK if is_certain else Fault.UNDECIDED)
+    assert found.culprits == ((0, 1) if is_certain else ())
+
+
 def test_who_is_in_one_op_of_a_cycle_is_told_together() -> None:
     """Half of the ranks enter two groups in the other order; rank 1 at its own line."""
     one, two = Group("a", (0, 1, 2, 3)), Group("b", (0, 1, 2, 3))
@@ -779,6 +805,7 @@ def test_where_no_other_rank_tells_the_order_both_are_named() -> None:
     """As an embedding group, which only the first and the last stage have."""
     ends = Group("embd", (0, 3))
     ranks = four()
+    ranks[0].ops[ends] = []
     for one in ranks:
         one.issue(done=True)
         if one.rank != 3:
