@@ -30,7 +30,8 @@ def find_causes(picture: Picture) -> list[Cause]:
     blamed |= {rank for cause in lags for rank in cause.culprits}
     awaited = awaited_ranks(picture, blamed, bool(causes))
     if awaited and not causes and all(one.unrecorded for one in awaited):
-        awaited = stuck_in_turn(picture) or _all_at_once(awaited, picture)
+        unrecorded = {rank for one in awaited for rank in one.culprits}
+        awaited = stuck_in_turn(picture, unrecorded) or _all_at_once(awaited, picture)
     has_moved = _has_moved(picture, causes, awaited)
     if has_moved:
         # Dumps of a job that runs, each from another moment, look like this.

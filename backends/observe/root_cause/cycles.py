@@ -99,8 +99,8 @@ def _line(wait: Wait) -> str:
     return str(wait.op.line) if wait.op is not None else ""
 
 
-def stuck_in_turn(picture: Picture) -> list[Cause]:
-    """Return cycles and hangs of ops that all ranks have issued.
+def stuck_in_turn(picture: Picture, aside: Collection[int] = ()) -> list[Cause]:
+    """Return cycles and hangs of ops that all ranks have issued, beside ranks `aside`.
 
     A rank may issue ops long before they run, one after the other: the one that it is
     in is its first one, and who is in an earlier op is not in this one yet.
@@ -114,7 +114,7 @@ def stuck_in_turn(picture: Picture) -> list[Cause]:
                 there = current.get(other)
                 if there and not any(_has_come(one, wait) for one in there):
                     found.add(other)
-            found |= {*wait.absent, *wait.unknown} - {rank}
+            found |= {*wait.absent, *wait.unknown} - {rank, *aside}
     causes: list[Cause] = []
     full: dict[tuple[object, ...], list[Wait]] = defaultdict(list)
     for members in final_components(edges):

@@ -604,6 +604,18 @@ def test_no_cycle_is_told_that_goes_by_a_send_that_may_be_over(
     assert found.culprits == ((0, 1) if is_certain else ())
 
 
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_who_waits_for_each_other_beside_a_rank_without_records(is_sent: bool) -> None:
+    """Rank 0 has skipped a receive; of rank 3 it is not known why it is not there."""
+    ranks = four()
+    ranks[2].issue("send", peer=0, state="completed" if is_sent else "started")
+    for one in ranks:
+        one.issue()
+    found = only(look(ranks[:3]))
+    fault = Fault.MISSING_RANKS if is_sent else Fault.DEADLOCK
+    assert (found.fault, found.culprits) == (fault, (3,) if is_sent else (0, 2))
+
+
 def test_who_is_in_one_op_of_a_cycle_is_told_together() -> None:
     """Half of the ranks enter two groups in the other order; rank 1 at its own line."""
     one, two = Group("a", (0, 1, 2, 3)), Group("b", (0, 1, 2, 3))
