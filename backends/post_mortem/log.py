@@ -36,7 +36,12 @@ _SIGNS = (
     *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
     *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
     *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
-    *(b"Fatal Python error: ", b"ut of memory: Killed process "),
+    *(
+        b"Fatal Python error: ",
+        b"ut of memory: Kill",
+        b" oom_kill event",
+        b" oom-kill event",
+    ),
 )
 _FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
@@ -47,7 +52,9 @@ _FATAL = re.compile(
     r"|Floating[ -]point exception)$"
 )
 #: Linux, in its own log, of a process or a container that took too much memory.
-_OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory: Killed process (\d{1,10}) ")
+_OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d{1,10}) ")
+#: Slurm, which does not tell of which process.
+_OOM_KILL = re.compile(r"oom[_-]kill events?(?:\(s\))? in StepId=([\w.+]{1,60})\b")
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -113,8 +120,8 @@ class Log:
         self.groups = LogGroups()
         self.table = FailureTable()
         self._deaths: dict[int, str] = {}
-        #: The processes that Linux has killed for their memory.
-        self._took_memory: set[int] = set()
+        #: A process → why Linux has killed it; None: one that is not named.
+        self.reasons: dict[int | None, str] = {}
         #: The rank whose op's stack has begun, and its calls.
         self._op_stack: tuple[int, list[Frame]] | None = None
         #: The desync report that has begun.
@@ -146,7 +153,10 @@ class Log:
         elif (world := _WORLD.search(text)) is not None:
             self.world_size = int(world[1])
         elif (big := _OUT_OF_MEMORY.search(text)) is not None:
-            self._took_memory.add(int(big[1]))
+            self.reasons[int(big[1])] = "Linux had no memory left for it"
+        elif (step := _OOM_KILL.search(text)) is not None:
+            what = f"a process of Slurm's step {step[1]}"
+            self.reasons[None] = f"Linux had no memory left for {what}"
         elif (killed := _MPIRUN.search(text)) is not None:
             rank, number = int(killed[1]), int(killed[2])
             self._deaths[rank] = death_by_signal(rank, number)
@@ -213,8 +223,13 @@ class Log:
 
     # -- the result --------------------------------------------------------------
 
-    def evidence(self, path: str) -> list[RankEvidence]:
-        """Return what the log tells of each rank, besides its groups."""
+    def evidence(
+        self, path: str, reasons: Mapping[int | None, str]
+    ) -> list[RankEvidence]:
+        """Return what the log tells of each rank, besides its groups.
+
+        The `reasons` are those of all logs: that of Linux may be a file of its own.
+        """
         found = []
         raised: dict[int, list[Raised]] = {}
         for rank, stream in self._placed():
@@ -235,9 +250,11 @@ class Log:
             if one.exception is None:
                 self.gave_up[rank] = one
             found.append(one)
-        return found + list(self._ends(path, raised))
+        return found + list(self._ends(path, raised, reasons))
 
-    def _ends(self, path: str, raised: Collection[int]) -> Iterator[RankEvidence]:
+    def _ends(
+        self, path: str, raised: Collection[int], reasons: Mapping[int | None, str]
+    ) -> Iterator[RankEvidence]:
         sizes = {
             rank: stream.too_long for rank, stream in self._placed() if stream.too_long
         }
@@ -254,8 +271,11 @@ class Log:
             waited = rank in self.groups.timed_out or rank in raised
             if failure.death and not (waited and failure.exit_code == -signal.SIGABRT):
                 process, death = f"pid {failure.pid}", failure.death
-                if failure.pid in self._took_memory:
-                    death += ": Linux had no memory left for it"
+                why = reasons.get(failure.pid)
+                if why is None and failure.exit_code == -signal.SIGKILL:
+                    why = reasons.get(None)
+                if why is not None:
+                    death += f": {why}"
                 if rank in sizes:
                     death += self._size(rank, sizes)
                 yield RankEvidence(rank, death=death, process=process, source=path)

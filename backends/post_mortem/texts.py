@@ -32,6 +32,10 @@ __all__ = ["KINDS", "Texts"]
 
 #: A log in the folder of a local rank, as torchrun names it.
 _LOCAL = re.compile(r"(.*(?:^|/)attempt_\d+)/(\d{1,5})/[^/]*$")
+#: The files ``fr_trace_*.txt`` and ``torchcomms_fr_trace_*.txt``.
+_FR_TABLES = re.compile(rb"^=== (?:TorchComms )?FR Trace(?: NCCL)? ===$", re.MULTILINE)
+#: Bytes before which they begin: there is a line of each rank that has not answered.
+_BEGINNING = 1 << 16
 #: Clauses on ranks that ended in different ways.
 _MOST = 8
 
@@ -43,6 +47,28 @@ _LAST: tuple[Reader, ...] = (FaulthandlerReader(),)
 #: The kinds of files, for a message that none was found.
 KINDS = (KIND, *(one.kind for one in (*_FIRST, *_LAST)))
 _RESULTS = ResultReader()
+
+
+class _Tables:
+    """Refuses the tables that torch's debug server makes of Flight Recorder dumps."""
+
+    kind = "tables of torch's debug server"
+
+    def recognises(self, file: RawFile) -> bool:
+        """Return whether the head of the tables is in the file."""
+        return _FR_TABLES.search(file.data[:_BEGINNING]) is not None
+
+    def read(self, file: RawFile) -> list[RankEvidence]:
+        """Raise `UnreadableError`: the entries that the tables are made of tell more."""
+        raise UnreadableError(
+            "torch's own comparison of dumps, which is not read: put the dumps "
+            "themselves here, which a job writes with TORCH_FR_DUMP_TEMP_FILE set, and "
+            "the server's stacks_*.txt; while the job runs, rankscope diagnose --jobs "
+            "on the host of rank 0 asks the server for the dumps"
+        )
+
+
+_TABLES = _Tables()
 
 
 class Texts:
@@ -82,7 +108,7 @@ class Texts:
 
     def add(self, file: RawFile) -> bool:
         """Read a file; return whether its kind is known."""
-        first: tuple[Reader, ...] = (self._facts, _RESULTS, *_FIRST)
+        first: tuple[Reader, ...] = (self._facts, _RESULTS, _TABLES, *_FIRST)
         if any(self._read(one, file) for one in first):
             return True
         if looks_like_log(file.data):
@@ -119,10 +145,13 @@ class Texts:
         joined = LogGroups()
         present: set[int] = set()
         ends: list[RankEvidence] = []
+        reasons: dict[int | None, str] = {}
+        for log in self._logs.values():
+            reasons.update(log.reasons)
         for path, log in self._logs.items():
             joined.join(log.groups, path)
             world_size = world_size or log.groups.world_size or log.world_size
-            ends += log.evidence(path)
+            ends += log.evidence(path, reasons)
             self._gave_up.update(log.gave_up)
             present |= log.present | log.table.failures.keys()
             self._alive |= {

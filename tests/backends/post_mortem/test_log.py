@@ -391,6 +391,39 @@ def test_a_rank_that_linux_killed_for_its_memory(pid: int, tmp_path: Path) -> No
     assert report.verdicts[0].culprits == (11,)
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "[Fri Nov 27 07:43:41 2026] Out of memory: Killed process 811 (python) "
+            "total-vm:98765432kB",
+            "it",
+        ),
+        ("kernel: Out of memory: Kill process 811 (python) score 900", "it"),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=1234.0. Some of "
+            "the step tasks have been OOM Killed.",
+            "a process of Slurm's step 1234.0",
+        ),
+        (
+            "slurmstepd: error: Detected 2 oom-kill event(s) in StepId=77.batch. Some "
+            "of your processes may have been killed by the cgroup out-of-memory "
+            "handler.",
+            "a process of Slurm's step 77.batch",
+        ),
+    ],
+)
+def test_another_file_says_why_a_rank_was_killed(
+    said: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "dmesg.txt").write_text(f"{said}\n")
+    report = examined(tmp_path, table())
+    assert rank_of(report, 11).death == (
+        "rank 11 was killed by signal 9 (SIGKILL): Linux had no memory left for "
+        f"{reason}"
+    )
+
+
 def test_mpirun_names_a_rank(tmp_path: Path) -> None:
     said = (
         "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on signal "

@@ -209,3 +209,18 @@ def test_where_a_rank_was_is_told_beside_the_timeouts_of_the_others(
         "ranks 0–1, 3 gave up waiting at train.py:88 in all_reduce of "
         "torch.distributed; rank 2 was at data.py:77, by its stack"
     )
+
+
+@pytest.mark.parametrize("name", ["FR Trace", "TorchComms FR Trace"])
+def test_the_tables_of_torchs_debug_server_are_refused(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "fr_trace_20261127_074341.txt"
+    path.write_text(
+        "PARTIAL DATA: 1/2 workers responded\n  Rank 1: timed out\n\n"
+        f"=== {name} ===\n--- Groups ---\n0  default_pg  2\n--- Collectives ---\n"
+    )
+    (file,) = examine([tmp_path]).files
+    assert file.kind == "tables of torch's debug server"
+    assert "TORCH_FR_DUMP_TEMP_FILE" in file.problem
+    assert "rankscope diagnose --jobs" in file.problem
