@@ -28,7 +28,7 @@ __all__ = [
 _PREFIXES = 300
 _ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?")
-_TEE = re.compile(r"\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:")
+_TEE = re.compile(r"(?: *[^ ]+ ){0,3}?\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:")
 
 _GROUP = (
     r"\[PG (?:ID \d+ PG GUID )?(?P<id>[^\s()\]]+)(?:\((?P<name>[^\]]*?)\))? "

@@ -59,7 +59,7 @@ class _Tables:
         return _FR_TABLES.search(file.data[:_BEGINNING]) is not None
 
     def read(self, file: RawFile) -> list[RankEvidence]:
-        """Raise `UnreadableError`: the entries that the tables are made of tell more."""
+        """Raise `UnreadableError`: the dumps themselves tell more."""
         raise UnreadableError(
             "torch's own comparison of dumps, which is not read: put the dumps "
             "themselves here, which a job writes with TORCH_FR_DUMP_TEMP_FILE set, and "

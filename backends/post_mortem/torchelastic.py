@@ -22,6 +22,9 @@ _FIELD = re.compile(r" {2}(time|host|rank|exitcode|error_file|traceback) *: (.*)
 _RAW_FIELDS = (b"  time ", b"  host ", b"  rank ")
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
+_TIME = re.compile(r"\d\d:\d\d")
+#: The row by which it is seen what a launcher has put before each line of the table.
+_RANK_ROW = re.compile(r"((?:.{0,300}\S )?)  rank +: \d{1,6} \(local_rank: ")
 _EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,18})\)")
 _BORDER = re.compile(r"(?:=+|-+|\[\d+\]:)$")
 #: What a launcher sends to the ranks that are left, and what the watchdog ends with.
@@ -71,9 +74,25 @@ class FailureTable:
         self._failure: Failure | None = None
         self._traceback: TracebackReader | None = None
         self._root = False
+        #: What a launcher has put before each line, and whose lines these are: two
+        #: hosts may write their tables at the same time.
+        self._prefix = re.compile("")
+        self._source: list[str] = []
 
     def feed(self, line: str) -> bool:
         """Take the next line of a log; return whether it is one of a table."""
+        row = _RANK_ROW.match(line) if "(local_rank: " in line else None
+        if row is not None:
+            # A time may have more or fewer digits in the next line.
+            words = len(row[1].split())
+            self._prefix = re.compile(rf" *(?:[^ ]+ ){{{words}}}" if words else "")
+        if (prefix := self._prefix.match(line)) is not None:
+            line = line[prefix.end() :]
+            source = [one for one in prefix[0].split() if not _TIME.search(one)]
+            if source != self._source:
+                if row is None:
+                    return False
+                self._source, self._root, self._traceback = source, False, None
         if line.strip() == _ROOT_CAUSE:
             self._root, self._failure, self._traceback = True, None, None
             return True

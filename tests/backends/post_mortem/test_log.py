@@ -332,8 +332,48 @@ def test_a_traceback_in_the_table(tmp_path: Path) -> None:
     assert one.death is None
 
 
-def test_the_table_names_the_ranks_of_local_ranks(tmp_path: Path) -> None:
-    raised = RAISED.format(p="[default3]:", file="data.py", line=77)
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        *("3: ", " 3: ", "[pod/job-0/trainer] ", "\x1b[36mworker-1 | \x1b[0m"),
+        *("2026-11-27T07:43:41.1234567{}Z ", "2026-11-27T07:43:41.12{}Z stderr F "),
+    ],
+)
+def test_a_launcher_writes_something_before_each_line_of_the_table(
+    prefix: str, tmp_path: Path
+) -> None:
+    inside = RAISED.format(p="  ", file="data.py", line=77).lstrip()
+    lines = (table(1, "", inside.rstrip())).splitlines()
+    # A time has no zeros at its end.
+    report = examined(
+        tmp_path,
+        [prefix.format(number % 10 or "") + one for number, one in enumerate(lines)],
+    )
+    one = rank_of(report, 11)
+    assert one.exception == "ValueError: batch 3 is empty"
+    assert str(one.exception_line) == "data.py:77"
+    assert rank_of(report, 12).death == "rank 12 was killed by signal 6 (SIGABRT)"
+
+
+def test_two_hosts_that_write_their_tables_at_the_same_time(tmp_path: Path) -> None:
+    """No rank has the exit code of another one."""
+    first = table().splitlines()
+    other = table(-11, " (SIGSEGV)").replace(": 11 (", ": 21 (").splitlines()
+    mixed = [
+        f"{host}: {line}"
+        for rows in zip(first, other, strict=True)
+        for host, line in enumerate(rows)
+    ]
+    report = examined(tmp_path, mixed)
+    deaths = {rank: one.death or "" for rank, one in report.evidence.ranks.items()}
+    assert "SIGSEGV" not in deaths.get(11, "")
+    assert "SIGKILL" not in deaths.get(21, "")
+    assert "SIGSEGV" in deaths[21]
+
+
+@pytest.mark.parametrize("prefix", ["", "1: ", "2026-11-27T07:43:41.5Z stderr F "])
+def test_the_table_names_the_ranks_of_local_ranks(prefix: str, tmp_path: Path) -> None:
+    raised = RAISED.format(p=f"{prefix}[default3]:", file="data.py", line=77)
     report = examined(tmp_path, raised + table(1, "", "To enable traceback see: x"))
     assert rank_of(report, 11).exception == "ValueError: batch 3 is empty"
 
