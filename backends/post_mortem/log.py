@@ -290,7 +290,7 @@ class Log:
         """Yield the streams whose global rank is known."""
         ranks = dict(self._locals)
         for failure in self.table.failures.values():
-            ranks.setdefault(f"default{failure.local_rank}", set()).add(failure.rank)
+            ranks.setdefault(failure.local, set()).add(failure.rank)
         for source, stream in self._streams.items():
             if source.rank is not None:
                 yield source.rank, stream

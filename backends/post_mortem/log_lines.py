@@ -19,6 +19,7 @@ __all__ = [
     "WorkLine",
     "function_of",
     "group_line",
+    "host_in",
     "op_frame",
     "split_line",
     "work_line",
@@ -28,7 +29,8 @@ __all__ = [
 _PREFIXES = 300
 _ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?")
-_TEE = re.compile(r"(?: *[^ ]+ ){0,3}?\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:")
+_TEE = re.compile(r"((?: *[^ ]+ ){0,3}?)\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:")
+_TIME = re.compile(r"\d\d:\d\d")
 
 _GROUP = (
     r"\[PG (?:ID \d+ PG GUID )?(?P<id>[^\s()\]]+)(?:\((?P<name>[^\]]*?)\))? "
@@ -80,7 +82,7 @@ class Source(NamedTuple):
 
     #: The global rank.
     rank: int | None = None
-    #: Role and local rank, as in ``default3``.
+    #: Role and local rank, as in ``default3``, after what tells hosts apart.
     local: str | None = None
 
 
@@ -125,11 +127,17 @@ def split_line(line: str) -> tuple[Source, str]:
     found = _RANK.search(start)
     tee = _TEE.match(start)
     local = None
-    if tee is not None and tee[1] != "rank":
-        local = tee[1] + tee[2]
+    # Other words in brackets are rather of the program where something is before them.
+    if tee is not None and (tee[2] == "default" or not tee[1]) and tee[2] != "rank":
+        local = f"{host_in(tee[1])}{tee[2]}{tee[3]}"
     if found is not None:
         return Source(int(found[1]), local), line[found.end() :]
     return Source(None, local), line[tee.end() :] if tee and local else line
+
+
+def host_in(prefix: str) -> str:
+    """Return what a launcher has put before a line, without times: ``1: ``."""
+    return "".join(f"{one} " for one in prefix.split() if not _TIME.search(one))
 
 
 def work_line(text: str) -> WorkLine | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..observe.evidence import RankEvidence
 from .evidence_file import RawFile, UnreadableError
+from .log_lines import host_in
 from .tracebacks import Raised, TracebackReader, evidence_of, raised_in
 from .user_frames import position, rank_in_name
 
@@ -22,7 +23,6 @@ _FIELD = re.compile(r" {2}(time|host|rank|exitcode|error_file|traceback) *: (.*)
 _RAW_FIELDS = (b"  time ", b"  host ", b"  rank ")
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
-_TIME = re.compile(r"\d\d:\d\d")
 #: The row by which it is seen what a launcher has put before each line of the table.
 _RANK_ROW = re.compile(r"((?:.{0,300}\S )?)  rank +: \d{1,6} \(local_rank: ")
 _EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,18})\)")
@@ -36,7 +36,8 @@ class Failure:
     """One row of the table: how one rank ended."""
 
     rank: int
-    local_rank: int
+    #: As torchrun's ``--tee`` names it: `Source.local`.
+    local: str
     exit_code: int = 0
     pid: int = -1
     raised: Raised | None = None
@@ -77,7 +78,7 @@ class FailureTable:
         #: What a launcher has put before each line, and whose lines these are: two
         #: hosts may write their tables at the same time.
         self._prefix = re.compile("")
-        self._source: list[str] = []
+        self._host = ""
 
     def feed(self, line: str) -> bool:
         """Take the next line of a log; return whether it is one of a table."""
@@ -88,11 +89,11 @@ class FailureTable:
             self._prefix = re.compile(rf" *(?:[^ ]+ ){{{words}}}" if words else "")
         if (prefix := self._prefix.match(line)) is not None:
             line = line[prefix.end() :]
-            source = [one for one in prefix[0].split() if not _TIME.search(one)]
-            if source != self._source:
+            host = host_in(prefix[0])
+            if host != self._host:
                 if row is None:
                     return False
-                self._source, self._root, self._traceback = source, False, None
+                self._host, self._root, self._traceback = host, False, None
         if line.strip() == _ROOT_CAUSE:
             self._root, self._failure, self._traceback = True, None, None
             return True
@@ -101,7 +102,8 @@ class FailureTable:
             return self._traceback is not None and self._continue(line)
         name, value = found.groups()
         if name == "rank" and (rank := _RANK.match(value)) is not None:
-            self._failure = Failure(int(rank[1]), int(rank[2]), first=self._root)
+            local = f"{self._host}default{rank[2]}"
+            self._failure = Failure(int(rank[1]), local, first=self._root)
             self.failures[self._failure.rank] = self._failure
         elif self._failure is None:
             return name in ("time", "host")

@@ -374,8 +374,18 @@ def test_two_hosts_that_write_their_tables_at_the_same_time(tmp_path: Path) -> N
 @pytest.mark.parametrize("prefix", ["", "1: ", "2026-11-27T07:43:41.5Z stderr F "])
 def test_the_table_names_the_ranks_of_local_ranks(prefix: str, tmp_path: Path) -> None:
     raised = RAISED.format(p=f"{prefix}[default3]:", file="data.py", line=77)
-    report = examined(tmp_path, raised + table(1, "", "To enable traceback see: x"))
+    rows = table(1, "", "To enable traceback see: x").splitlines()
+    report = examined(tmp_path, raised + "".join(f"{prefix}{one}\n" for one in rows))
     assert rank_of(report, 11).exception == "ValueError: batch 3 is empty"
+
+
+def test_the_table_of_one_host_does_not_name_the_ranks_of_another(
+    tmp_path: Path,
+) -> None:
+    raised = RAISED.format(p="0: [default3]:", file="data.py", line=77)
+    rows = table().splitlines()
+    report = examined(tmp_path, raised + "".join(f"1: {one}\n" for one in rows))
+    assert rank_of(report, 11).exception is None
 
 
 def test_what_the_launcher_has_ended_was_alive(tmp_path: Path) -> None:
