@@ -235,6 +235,10 @@ class Reporter:
                 try:
                     self._round()
                 except OSError as error:
+                    joined = self._joined
+                    if joined is not None and not joined.meeting.is_there:
+                        # Deleted amid the round: it is tried again where it joins anew.
+                        continue
                     self._fail(error)
                     self._stopped.wait(ERROR_WAIT)
         except Exception:  # noqa: BLE001 - the program goes on

@@ -170,14 +170,30 @@ def test_a_failed_write_is_said_once_and_tried_again(
     assert reporter.report("stall") is not None
 
 
+@pytest.mark.parametrize("amid_the_report", [False, True])
 def test_the_ranks_meet_anew_where_their_files_were_deleted(
-    tmp_path: Path, begin: Callable[[list[str]], Reporter]
+    tmp_path: Path,
+    begin: Callable[[list[str]], Reporter],
+    monkeypatch: pytest.MonkeyPatch,
+    amid_the_report: bool,
 ) -> None:
+    look = Reporter._look
+    deleted: list[Path] = []
+
+    def look_late(self: Reporter, joined: Any) -> None:
+        if self._wishes and not deleted:
+            deleted.append(parent)
+            shutil.rmtree(parent)
+        look(self, joined)
+
     said: list[str] = []
     reporter = begin(said)
     until(lambda: reporter._joined is not None, 10)
     (parent,) = (tmp_path / "tmp").iterdir()
-    shutil.rmtree(parent)
+    if amid_the_report:
+        monkeypatch.setattr(Reporter, "_look", look_late)
+    else:
+        shutil.rmtree(parent)
     found = reporter.report("stall")
     assert found is not None
     assert said == [f"rankscope: {found}"]

@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.launch_variables import STORE
 from rankscope.backends.stores.tcp import TCPStore
-from rankscope.backends.torch_watch import aborting
 from rankscope.engines import Job
 from rankscope.engines.script import meeting, metrics_process, publication
 from rankscope.engines.script.meeting import Channel
@@ -35,7 +34,6 @@ def test_a_loss_amid_a_publication_that_is_told_late(
     monkeypatch.setenv("RANKSCOPE_KEY", "of the test")
     monkeypatch.setenv(STORE, "127.0.0.1:1/a job")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
-    monkeypatch.setattr(aborting, "hint", "")
     monkeypatch.setattr(publication, "_TOLD", DEADLINE)
     told: list[Any] = []
     monkeypatch.setattr(TCPStore, "watch_loss", lambda _, tell: told.append(tell))
@@ -78,7 +76,6 @@ def test_what_fails_because_the_script_ends_is_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Python starts no thread at its end, which is before `end` is called."""
-    monkeypatch.setattr(aborting, "hint", "")
     monkeypatch.setattr(publication, "_TOLD", DEADLINE)
     failed = threading.Event()
 
@@ -118,7 +115,6 @@ def test_rank_0_has_its_metrics_served_until_its_end(
 ) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("RANKSCOPE_KEY", raising=False)
-    monkeypatch.setattr(aborting, "hint", "")
     opened: list[Channel] = []
 
     def meet(torch: Any, options: JobOptions, *_: Any) -> Channel:
