@@ -271,10 +271,8 @@ class Log:
             waited = rank in self.groups.timed_out or rank in raised
             if failure.death and not (waited and failure.exit_code == -signal.SIGABRT):
                 process, death = f"pid {failure.pid}", failure.death
-                why = reasons.get(failure.pid)
-                if why is None and failure.exit_code == -signal.SIGKILL:
-                    why = reasons.get(None)
-                if why is not None:
+                why = reasons.get(failure.pid, reasons.get(None))
+                if why is not None and failure.exit_code == -signal.SIGKILL:
                     death += f": {why}"
                 if rank in sizes:
                     death += self._size(rank, sizes)

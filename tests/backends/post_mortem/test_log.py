@@ -472,6 +472,8 @@ def test_another_file_says_why_a_rank_was_killed(
         "rank 11 was killed by signal 9 (SIGKILL): Linux had no memory left for "
         f"{reason}"
     )
+    report = examined(tmp_path, table(-11, " (SIGSEGV)"))
+    assert rank_of(report, 11).death == "rank 11 was killed by signal 11 (SIGSEGV)"
 
 
 def test_mpirun_names_a_rank(tmp_path: Path) -> None:
