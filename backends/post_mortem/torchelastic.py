@@ -41,8 +41,6 @@ class Failure:
     exit_code: int = 0
     pid: int = -1
     raised: Raised | None = None
-    #: Torchrun saw this one first.
-    first: bool = False
 
     @property
     def was_ended(self) -> bool:
@@ -74,7 +72,6 @@ class FailureTable:
         self.failures: dict[int, Failure] = {}
         self._failure: Failure | None = None
         self._traceback: TracebackReader | None = None
-        self._root = False
         #: What a launcher has put before each line, and whose lines these are: two
         #: hosts may write their tables at the same time.
         self._prefix = re.compile("")
@@ -93,9 +90,9 @@ class FailureTable:
             if host != self._host:
                 if row is None:
                     return False
-                self._host, self._root, self._traceback = host, False, None
+                self._host, self._traceback = host, None
         if line.strip() == _ROOT_CAUSE:
-            self._root, self._failure, self._traceback = True, None, None
+            self._failure = self._traceback = None
             return True
         found = _FIELD.match(line)
         if found is None:
@@ -103,7 +100,7 @@ class FailureTable:
         name, value = found.groups()
         if name == "rank" and (rank := _RANK.match(value)) is not None:
             local = f"{self._host}default{rank[2]}"
-            self._failure = Failure(int(rank[1]), local, first=self._root)
+            self._failure = Failure(int(rank[1]), local)
             self.failures[self._failure.rank] = self._failure
         elif self._failure is None:
             return name in ("time", "host")

@@ -1,7 +1,7 @@
-// The board as a bar with the state, the verdict and Abort: pinned, or while a cell hangs
-// and nothing else of it is in sight, wherever the notebook is scrolled to; and in the
-// output of that cell. It opens the whole
-// board above itself.
+// The board as a bar with the state, the verdict and Abort: in the output of a cell that
+// hangs; and in sight wherever the notebook is scrolled to, where it is pinned, or where
+// nothing else of the board is in sight while a cell hangs. It opens the whole board above
+// itself.
 
 import { OUTCOME_SHOWN, makeActions } from "./actions.js";
 import { makeWaitGraph } from "./banner.js";
