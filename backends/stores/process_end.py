@@ -23,6 +23,7 @@ __all__ = [
     "is_stopped",
     "own_process",
     "process_end",
+    "stat_fields",
 ]
 
 # The field exit_code of /proc/PID/stat, counted from the one behind the name.
@@ -69,11 +70,9 @@ class ProcessEnd:
 
     def _status_of_zombie(self) -> int | None:
         """Return the wait status while the parent has not asked for it, if known."""
-        folder = Path("/proc", str(self.pid))
         try:
-            # The name, in parentheses, may contain spaces.
-            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            users = _USERS.search((folder / "status").read_bytes())
+            fields = stat_fields(self.pid)
+            users = _USERS.search(Path(f"/proc/{self.pid}/status").read_bytes())
             # Raises if the process is reaped: the fields are then of another one.
             signal.pidfd_send_signal(self._pidfd, 0)
         except OSError:
@@ -98,12 +97,22 @@ class ProcessEnd:
         os.close(self._pidfd)
 
 
+def stat_fields(pid: object) -> list[bytes]:
+    """Return the fields of ``/proc/PID/stat`` from the state on.
+
+    Raises `OSError` where there is no such process, or none that may be read.
+    """
+    # The name, in parentheses before them, may contain anything.
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+
+
 def is_stopped(pid: object) -> bool:
-    """Return whether a process is stopped; False where that is not known."""
+    """Return whether a process is stopped, by SIGSTOP or a debugger.
+
+    False where that is not known.
+    """
     with contextlib.suppress(OSError, IndexError):
-        # Its name, in brackets before the state, may be anything.
-        status = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]
-        return status.split()[0] in (b"T", b"t")
+        return stat_fields(pid)[0] in (b"T", b"t")
     return False
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 
+from rankscope.backends.stores import process_end
+
 __all__ = [
     "is_stopped",
     "lives",
@@ -43,16 +45,11 @@ def printed(*command: str, timeout: float, env: Mapping[str, str] | None = None)
 
 
 def is_stopped(pid: int, host: str | None = None) -> bool:
-    """Return whether a process is stopped, by SIGSTOP or a debugger.
+    """Return whether a process of `host`, by default this one, is stopped.
 
-    `host` is by default this one; of a process of another host it is not known.
+    Of one of another host it is not known.
     """
-    if host not in (None, socket.gethostname()):
-        return False
-    with contextlib.suppress(psutil.NoSuchProcess):
-        status = psutil.Process(pid).status()
-        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    return False
+    return host in (None, socket.gethostname()) and process_end.is_stopped(pid)
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
@@ -100,9 +97,7 @@ def process_start_time(pid: int) -> int | None:
     given to another one. ``None`` for a pid without a process, and for a zombie.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The name, in parentheses, may contain anything: split after its end.
-            fields = stat.read().rpartition(b")")[2].split()
+        fields = process_end.stat_fields(pid)
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])

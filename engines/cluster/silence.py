@@ -16,6 +16,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankscope.backends.stores.process_end import stat_fields
+
 from ..status import RankStatus
 
 __all__ = ["Cause", "Sample", "cause_of", "describe", "sample", "take_samples"]
@@ -28,8 +30,6 @@ LATE = 1.0
 GIL_WAKES = 50.0
 #: The share of the time that a thread waits for a CPU from which on it is starved.
 STARVED = 0.75
-
-_PROC = Path("/proc")
 
 
 class Cause(enum.Enum):
@@ -73,22 +73,15 @@ def take_samples(ranks: Iterable[RankStatus]) -> dict[int, Sample]:
 
 def sample(pid: int, status_thread: int | None) -> Sample | None:
     """Return a sample of a process; ``None`` where `/proc` does not show it."""
-    tasks = _PROC / str(pid) / "task"
+    tasks = Path(f"/proc/{pid}/task")
     try:
-        state = _state(_PROC / str(pid) / "stat")
+        state = stat_fields(pid)[0].decode()
         delays = {one.name: _delay(one) for one in tasks.iterdir()}
         sleeps = None if status_thread is None else _sleeps(tasks / str(status_thread))
     except (OSError, ValueError, IndexError):
         # The process or a thread has ended, or belongs to another user.
         return None
     return Sample(time.monotonic(), state, sleeps, delays)
-
-
-def _state(stat: Path) -> str:
-    # The name, in parentheses, may contain anything.
-    return (
-        stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    )
 
 
 def _delay(task: Path) -> float:

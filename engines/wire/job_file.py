@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from rankscope.backends.stores.process_end import stat_fields
+
 from .runtime_files import RuntimeFile, runtime_path
 
 __all__ = ["JobFile", "job_files"]
@@ -46,11 +48,10 @@ class JobFile(RuntimeFile):
         if self.node != socket.gethostname():
             return False
         try:
-            status = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2]
+            # A zombie, as a launcher leaves it for others who ask how it has ended.
+            return stat_fields(self.pid)[0] in (b"Z", b"X")
         except OSError:
             return True
-        # A zombie, as a launcher leaves it for others who ask how it has ended.
-        return status.split()[0] in (b"Z", b"X")
 
 
 def job_files() -> list[JobFile]:
