@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..stores.base import Store
     from ..work.flight_recorder import OpEntry
     from ..work.state import OpRecord
-    from .abort_reason import FoundCause
+    from .abort_reason import AbortReason, FoundCause
     from .generation import Generation
     from .spec import GroupSpec
 
@@ -237,17 +237,11 @@ class WatchedGroup(Protocol):
     def summary(self) -> GroupStatus:
         """Return its status on this rank; never block."""
 
-    def abort(
-        self,
-        reason: str,
-        *,
-        by: str = "",
-        culprits: Sequence[int] = (),
-        dead: bool = False,
-    ) -> None:
+    def abort(self, reason: AbortReason) -> None:
         """Fail the ops in flight, here and on the other ranks; return at once.
 
-        `dead`: the culprits have died. Does nothing where the group is aborted already.
+        A `reason` that does not tell by whom is this rank's. Does nothing where the
+        group is aborted already.
         """
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:

@@ -25,14 +25,14 @@ from ..stores.base import RANK_0, UNKNOWN_END, Store
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder, user_frame
 from . import arrival
-from .abort_reason import Departure, FoundCause
+from .abort_reason import AbortReason, Departure, FoundCause
 from .config import BackendConfig
 from .ended_ranks import EndedRanks
 from .generation import DRAIN_WAIT
 from .key import GroupKey
 from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
-from .remedies import after_death, after_departure, after_store_loss
+from .remedies import after_death, after_departure, after_store_loss, in_torch
 from .script_end import line_that_ended, script_frame
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupSource, GroupStatus, WatchedGroup
@@ -359,10 +359,13 @@ class World:
         # At once: a backend waits up to a second for its library to end a group.
         about: dict[str, Any] = {"by": by, "culprits": culprits}
         remedy = after_death() if dead else ""
+        watched = AbortReason(
+            reason, by, culprits=tuple(culprits), remedy=in_torch(dead=bool(dead))
+        )
         aborts = [
             partial(one.current.abort, reason, **about, remedy=remedy)
             if isinstance(one, ProcessGroup)
-            else partial(one.abort, reason, **about, dead=bool(dead))
+            else partial(one.abort, watched)
             for one in chosen
         ]
         if len(aborts) < 2:

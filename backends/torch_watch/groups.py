@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
-from ..groups.remedies import in_torch
 from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
 from ..rank_sets import describe_members, write_members
 from ..stores.base import Store
@@ -112,25 +112,13 @@ class TorchGroup(WatchedGroup):
             stale=tuple(self.made.stale),
         )
 
-    def abort(
-        self,
-        reason: str,
-        *,
-        by: str = "",
-        culprits: Sequence[int] = (),
-        dead: bool = False,
-    ) -> None:
+    def abort(self, reason: AbortReason) -> None:
         self._refresh(fully=True)
         oldest = next(iter(list(self.progress.in_flight.values())), None)
         rank = self.key.ranks[self.torch_group.rank()]
         aborting.abort(
             self.torch_group,
-            AbortReason(
-                reason,
-                by or f"rank {rank}",
-                culprits=tuple(culprits),
-                remedy=in_torch(dead=dead),
-            ),
+            replace(reason, by=reason.by or f"rank {rank}"),
             op=None if oldest is None else oldest.op_type.value,
             sequence_number=None if oldest is None else oldest.seq,
             source="" if oldest is None else oldest.brief()["source"],

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 from ..errors import DistAbortedError, DistError
 from ..groups.abort_reason import AbortReason
 from ..groups.key import GroupKey
-from ..groups.remedies import in_torch
 from ..groups.summary import GroupStatus, OpStatus, WatchedGroup
 from ..rank_sets import name_ranks, write_members
 from ..stores.base import Store
@@ -96,14 +95,7 @@ class UnfinishedGroup(WatchedGroup):
         made.created_ns = made.started_ns = self._began_ns
         return {**made.as_dict(), "op": OP}
 
-    def abort(
-        self,
-        reason: str,
-        *,
-        by: str = "",
-        culprits: Sequence[int] = (),
-        dead: bool = False,
-    ) -> None:
+    def abort(self, reason: AbortReason) -> None:
         """End the wait: disconnect this rank from the store; return at once.
 
         The default group has the same store, and is aborted with it: its rebuild makes
@@ -111,16 +103,11 @@ class UnfinishedGroup(WatchedGroup):
         """
         if self.reason is not None:
             return
-        why = self.reason = AbortReason(
-            reason,
-            by or f"rank {self._rank}",
-            culprits=tuple(culprits),
-            remedy=in_torch(dead=dead),
-        )
+        why = self.reason = replace(reason, by=reason.by or f"rank {self._rank}")
         if not disconnect(self._store):
             self.reason = replace(
                 why,
-                text=f"{reason}; the wait for the other ranks goes on until its "
+                text=f"{why.text}; the wait for the other ranks goes on until its "
                 "timeout, since only one in a TCPStore can be ended",
             )
         if self._default is not None:
@@ -129,10 +116,9 @@ class UnfinishedGroup(WatchedGroup):
     def error(self) -> DistAbortedError:
         """Return the error of the call that makes the group."""
         assert self.reason is not None
-        remedy = self.reason.remedy or in_torch(dead=False)
         return DistAbortedError(
             f"{OP} on rank {self._rank}: the wait for the other ranks of torch's group "
-            f"{self.name!r} was aborted: {self.reason}; {remedy}",
+            f"{self.name!r} was aborted: {self.reason}; {self.reason.remedy}",
             rank=self._rank,
             group=self.name,
             op=OP,
@@ -287,14 +273,7 @@ class PendingGroup(WatchedGroup):
             library="torch",
         )
 
-    def abort(
-        self,
-        reason: str,
-        *,
-        by: str = "",
-        culprits: Sequence[int] = (),
-        dead: bool = False,
-    ) -> None:
+    def abort(self, reason: AbortReason) -> None:
         """Do nothing: no op was issued."""
 
     def export(self) -> dict[str, Any]:

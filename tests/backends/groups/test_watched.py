@@ -10,8 +10,8 @@ import pytest
 
 import rankscope as dist
 from rankscope.backends.errors import DistError
-from rankscope.backends.groups import unattended
-from rankscope.backends.groups.abort_reason import FoundCause
+from rankscope.backends.groups import remedies, unattended
+from rankscope.backends.groups.abort_reason import AbortReason, FoundCause
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus
 from rankscope.backends.groups.world import World, world
@@ -27,6 +27,7 @@ class Group:
     name: str
     ranks: tuple[int, ...]
     requests: list[tuple[Any, ...]] = field(default_factory=list)
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         self.key = GroupKey(self.name, self.ranks)
@@ -43,15 +44,9 @@ class Group:
             library="lib",
         )
 
-    def abort(
-        self,
-        reason: str,
-        *,
-        by: str = "",
-        culprits: Sequence[int] = (),
-        dead: bool = False,
-    ) -> None:
-        self.requests.append(("abort", reason, by, tuple(culprits)))
+    def abort(self, reason: AbortReason) -> None:
+        self.requests.append(("abort", reason.text, reason.by, tuple(reason.culprits)))
+        self.remedy = reason.remedy
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:
         return set(ranks).isdisjoint(self.ranks)
@@ -133,12 +128,17 @@ def test_a_library_hears_why_ops_hang(source: Source) -> None:
     assert source.causes == {}
 
 
-def test_a_death_ends_the_groups_of_the_rank_a_person_ends_all(source: Source) -> None:
+def test_a_death_ends_the_groups_of_the_rank_a_person_ends_all(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remedies, "_in_notebook", True)
     main, tp = source.made
     (stranger,) = set(main.ranks) - set(tp.ranks)
     assert world.abort(None, "killed", culprits=[stranger], dead=[stranger]) == ["main"]
+    assert main.remedy == "start it again with %dist_restart, then %dist_rebuild"
     # A group may wait because another one does.
     assert world.abort(None, "stuck", culprits=[stranger]) == ["main", "tp"]
+    assert tp.remedy == "make it usable again with %dist_rebuild"
 
 
 def test_all_groups_are_aborted_and_rebuilt(source: Source) -> None:

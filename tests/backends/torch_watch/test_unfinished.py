@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.backends.groups import remedies
+from rankscope.backends.groups.abort_reason import AbortReason
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.torch_watch import unfinished
 from rankscope.backends.torch_watch.unfinished import UnfinishedGroup
@@ -30,5 +31,6 @@ def test_the_error_of_an_abort_says_what_helps_here(
     monkeypatch.setattr(remedies, "_restarts_together", lambda: together)
     monkeypatch.setattr(unfinished, "disconnect", lambda store: True)
     group = UnfinishedGroup(GroupKey("dp", (0, 1)), 0, {"store": None}, None)
-    group.abort("rank 1 is stuck", by="rank 1", dead=dead)
+    remedy_here = remedies.in_torch(dead=dead)
+    group.abort(AbortReason("rank 1 is stuck", "rank 1", remedy=remedy_here))
     assert str(group.error()).endswith(f"; {remedy}")
