@@ -36,12 +36,8 @@ _SIGNS = (
     *(b"[rank", b"ProcessGroupNCCL", b"Watchdog caught", b"Root Cause (first observed"),
     *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
     *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
-    *(
-        b"Fatal Python error: ",
-        b"ut of memory: Kill",
-        b" oom_kill event",
-        b" oom-kill event",
-    ),
+    *(b"Fatal Python error: ", b"ut of memory: Kill"),
+    *(b" oom_kill event", b" oom-kill event"),
 )
 _FAULT = b"(most recent call first):"
 _RESTART = re.compile(r"Worker group .*will restart worker group")

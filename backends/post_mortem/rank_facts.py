@@ -45,9 +45,9 @@ _RESULTS = (
     b'{\n "version": 1,\n "verdicts": ',
     b"<!doctype html>",
 )
+_PAGE_TITLE = b"<title>Rankscope report"
 #: Variables that are equal on all ranks of one start of a job.
 _OF_START = "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
-_PAGE_TITLE = b"<title>Rankscope report"
 #: What an error of ours says where the process that serves the store has ended.
 STORE_LOST = re.compile(
     r"the connection to the store at \S+ was lost: the process of rank (\d{1,6}) ended"
