@@ -552,9 +552,9 @@ class World:
         if store is not None and self._owns_store:
             atexit.unregister(self._leave)
             self._ends = None
-            self._ended.clear()
             self._say_goodbye(store)
             store.close()
+        self._ended.clear()
         self.rank = self.size = None
         self._uses.clear()
         self.wrapped.clear()

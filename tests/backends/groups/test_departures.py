@@ -193,6 +193,20 @@ def test_a_rank_that_left_all_groups_did_its_part_of_those_that_it_had(
         all_reduce()
 
 
+def test_who_left_earlier_groups_is_not_missed_in_those_made_anew(
+    group: dist.ProcessGroup,
+) -> None:
+    store = world.store
+    world._rank_ended(Departure(2, "rank 2 left at line 7", 0))
+    with pytest.raises(dist.DistAbortedError, match="line 7"):
+        all_reduce()
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "manual", store=store, rank=0, world_size=4, wait_for_workers=False
+    )
+    all_reduce()
+
+
 def test_a_group_that_was_destroyed_is_not_to_be_rebuilt(
     group: dist.ProcessGroup,
 ) -> None:
