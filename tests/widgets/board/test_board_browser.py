@@ -161,7 +161,7 @@ def test_two_operations_that_do_not_match(person: Person) -> None:
 def test_a_rank_that_dies(person: Person) -> None:
     person.run("dead")
     assert "killed by SIGKILL" in person.verdict("^Rank dead")
-    assert person.column("state")[3] == "dead"
+    until(lambda: person.column("state")[3] == "dead")
     person.notebook.wait("dead")
     person.shot("08-dead")
     person.confirm("Restart and rebuild")
