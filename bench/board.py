@@ -18,9 +18,9 @@ from typing import Any
 from rankscope.backends.rank_sets import write_members
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
 from rankscope.engines.agent.publisher import MIN_INTERVAL
-from rankscope.engines.cluster.profiling import Sampling
-from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.cluster.registry import interval_of
+from rankscope.engines.observe.profiling import Sampling
+from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.engines.status import GroupStatus, OpStatus, Summary, decode, encode
 from rankscope.widgets.board.feed import BoardFeed
 from rankscope.widgets.board.model import BoardModel

@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Cluster, ClusterError, Execution, PullError
-from rankscope.engines.cluster.lateness import located
+from rankscope.engines.observe.lateness import located
 from rankscope.engines.wire.message_types import CELL_VALUE
 from rankscope.widgets.lateness_text import lateness_text
 

@@ -25,8 +25,8 @@ from IPython.paths import get_ipython_dir
 from rankscope.backends import Backend
 from rankscope.backends.benchmark import BENCHMARKS
 from rankscope.backends.interface.registry import builtin_devices
-from rankscope.engines.cluster.cluster_file import cluster_files
-from rankscope.engines.cluster.launch import launcher_names
+from rankscope.engines.launch.cluster_file import cluster_files
+from rankscope.engines.launch.clusters import launcher_names
 from rankscope.engines.wire.job_file import job_files
 
 from .cell_code import CellCode, names_on_ranks

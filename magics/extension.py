@@ -15,9 +15,9 @@ import numpy as np
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks, tell_ranks
 from rankscope.engines import Cluster, ClusterError, Job, PullError
-from rankscope.engines.cluster.cluster_file import cluster_files
-from rankscope.engines.cluster.preconditions import check_folder
-from rankscope.engines.cluster.slurm import submission
+from rankscope.engines.launch.cluster_file import cluster_files
+from rankscope.engines.launch.preconditions import check_folder
+from rankscope.engines.launch.slurm import submission
 from rankscope.engines.status import name_groups
 from rankscope.engines.wire.job_file import job_files
 from rankscope.widgets import BenchReport, ProfileReport, ProgressLine, StatusTable

@@ -10,10 +10,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, Job, StallWatch
-from rankscope.engines.cluster.spans import Spans, spans_if_installed
+from rankscope.engines.observe.spans import Spans, spans_if_installed
 
 if TYPE_CHECKING:
-    from rankscope.engines.cluster.metrics import MetricsServer
+    from rankscope.engines.observe.metrics import MetricsServer
     from rankscope.widgets.board.widget import Board
 
 __all__ = ["Session", "current_cluster", "session", "use_cluster"]
@@ -107,7 +107,7 @@ class Session:
         Raises `OSError` if the port is taken.
         """
         # Imported here: prometheus_client is an extra.
-        from rankscope.engines.cluster.metrics import MetricsServer
+        from rankscope.engines.observe.metrics import MetricsServer
 
         assert self._cluster is not None
         self._metrics = MetricsServer(self._cluster, port)

@@ -200,7 +200,7 @@ def check_mpi() -> Iterator[Finding]:
         return
     version, library = done.stdout.splitlines()[:2]
     yield Finding("ok", "library", f"{library.strip(chr(0))}, mpi4py {version}")
-    from rankscope.engines.cluster.launch import find_mpiexec
+    from rankscope.engines.launch.clusters import find_mpiexec
 
     mpiexec = find_mpiexec()
     if mpiexec is None:

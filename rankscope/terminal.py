@@ -20,7 +20,7 @@ from rankscope.backends.observe.verdicts import on_groups
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.command_output import DONE, FAILED, HANGS, fail, say
 from rankscope.engines import ClusterError
-from rankscope.engines.cluster.cluster_file import (
+from rankscope.engines.launch.cluster_file import (
     ClusterFile,
     cluster_files,
     end_reason,
@@ -162,8 +162,8 @@ def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if why := why_not():
         raise ClusterError(why)
-    from rankscope.engines.cluster.metrics import ADDRESS, MetricsServer
-    from rankscope.engines.cluster.spans import spans_if_installed
+    from rankscope.engines.observe.metrics import ADDRESS, MetricsServer
+    from rankscope.engines.observe.spans import spans_if_installed
 
     try:
         server = MetricsServer(cluster, values.port, spans_if_installed(cluster))

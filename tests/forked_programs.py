@@ -23,7 +23,7 @@ from typing import Any
 from ipyparallel.cluster import launcher
 
 from rankscope.engines.agent import fork_server, torch_ranks
-from rankscope.engines.cluster import controller_main, leashed
+from rankscope.engines.launch import controller_main, leashed
 from tests.forks import Server, early
 
 __all__ = ["forked_programs", "preload", "run"]

@@ -18,8 +18,9 @@ from rankscope import attach, terminal
 from rankscope.__main__ import main
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import ClusterError
-from rankscope.engines.cluster import cluster_file, metrics, spans
-from rankscope.engines.cluster.cluster_file import ClusterFile
+from rankscope.engines.launch import cluster_file
+from rankscope.engines.launch.cluster_file import ClusterFile
+from rankscope.engines.observe import metrics, spans
 from rankscope.engines.script import metrics_process
 from rankscope.engines.wire.job_file import JobFile
 from rankscope.terminal import COMMANDS, Running

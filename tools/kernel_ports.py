@@ -7,7 +7,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from rankscope.engines.cluster.ports import reserved_ports
+from rankscope.engines.launch.ports import reserved_ports
 
 __all__ = ["WithOwnPorts"]
 

@@ -11,14 +11,14 @@ from typing import Any
 from rankscope.backends.observe.stacks import MAIN, Frame
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import Profile
-from rankscope.engines.cluster.profiling import (
+from rankscope.engines.errors import group_by_message
+from rankscope.engines.observe.profiling import (
     file_name,
     innermost_line,
     is_users,
     line_name,
     without_internals,
 )
-from rankscope.engines.errors import group_by_message
 
 from .flame_graph import UNEVEN, Box, flame_graph
 from .tables import aligned, trusted_html

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rankscope.backends.observe.stacks import Frame, Stack
 from rankscope.backends.rank_sets import group_by, name_ranks
 from rankscope.engines import RankStacks
-from rankscope.engines.cluster.profiling import (
+from rankscope.engines.observe.profiling import (
     innermost_line,
     line_name,
     without_internals,

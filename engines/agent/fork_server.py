@@ -1,6 +1,6 @@
 """The process that starts the engines of one host: it imports once for all of them.
 
-`cluster.fork_servers` starts ``python -m rankscope.engines.agent.fork_server`` with
+`launch.fork_servers` starts ``python -m rankscope.engines.agent.fork_server`` with
 the environment and the working directory of the engines; on another host, by ssh or
 srun. On stdin and stdout, one JSON object per line:
 

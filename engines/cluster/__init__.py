@@ -1,1 +1,1 @@
-"""The notebook side: starts and watches engines, sends requests, recovers ranks."""
+"""The notebook side: sends requests to engines, runs cells, recovers ranks."""

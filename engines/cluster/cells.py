@@ -17,11 +17,11 @@ import ipyparallel
 from rankscope.backends.rank_sets import tell_ranks
 
 from ..errors import ClusterError, RankError
+from ..observe.rank_slots import RankSlot
 from ..status import Summary
 from ..wire import ipyparallel_private as private
 from ..wire import requests
 from .execution import Execution
-from .rank_slots import RankSlot
 from .registry import EngineRegistry
 
 __all__ = ["CellRunner"]

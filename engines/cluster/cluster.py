@@ -10,17 +10,18 @@ from typing import TypeVar
 
 from rankscope.backends import BackendConfig
 
+from ..launch import clusters, preconditions
+from ..launch.cluster_file import ClusterFile, file_of_job, job_of
+from ..launch.host_names import HostSpec
+from ..launch.host_options import hosts_for
+from ..launch.hosts import HOSTS, LOST_AFTER
+from ..launch.slurm import SlurmJob
+from ..observe.gpus import Gpus
 from ..wire import ipyparallel_private as private
 from ..wire.gpu_environment import parse_devices
 from ..wire.launchers import launchers_of
-from . import launch, preconditions, recovery
-from .cluster_file import ClusterFile, file_of_job, job_of
-from .gpus import Gpus
-from .host_names import HostSpec
-from .host_options import hosts_for
-from .hosts import HOSTS, LOST_AFTER
+from . import recovery
 from .launched_ranks import LaunchedRanks, Progress, silent
-from .slurm import SlurmJob
 
 __all__ = ["Cluster"]
 
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 C = TypeVar("C")
 
 #: Launchers whose engines run with the libraries of this process.
-_IN_THIS_ENVIRONMENT = ("local", launch.SPAWN, "mpi")
+_IN_THIS_ENVIRONMENT = ("local", clusters.SPAWN, "mpi")
 
 
 class _TheClass:
@@ -227,7 +228,7 @@ class Cluster(LaunchedRanks):
             named.limited = True
         private.check()
         report = progress or silent
-        launched = launch.prepare(
+        launched = clusters.prepare(
             engines,
             profile,
             cluster_id,
@@ -341,7 +342,7 @@ class Cluster(LaunchedRanks):
         report("looking for the cluster")
         if slurm is not None:
             connection_file = str(file_of_job(slurm).connection_file)
-        found = launch.find(profile, cluster_id, connection_file, attach_timeout)
+        found = clusters.find(profile, cluster_id, connection_file, attach_timeout)
         self = cls.__new__(cls)
         self._connect(
             found.client,

@@ -15,11 +15,11 @@ import ipyparallel
 from rankscope import __version__
 
 from ..errors import ClusterError
+from ..launch.processes import is_stopped
 from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
 from ..wire.ipyparallel_private import call_of
 from ..wire.requests import GetHello, Hello
-from .processes import is_stopped
 
 __all__ = ["install_agents"]
 

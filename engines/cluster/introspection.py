@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..observe.rank_slots import SILENCE
 from ..wire import ipyparallel_private as private
 from ..wire.answers import Answers
 from ..wire.ipyparallel_private import call_of
 from ..wire.requests import GetNames
-from .rank_slots import SILENCE
 from .registry import EngineRegistry
 
 __all__ = ["PATIENCE", "Introspection"]

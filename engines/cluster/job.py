@@ -14,13 +14,13 @@ from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..errors import ClusterError
+from ..observe.observed_ranks import Chosen, ObservedRanks
 from ..status import Groups
 from ..wire.job_channel import JOB
 from ..wire.job_file import JobFile, job_files
 from ..wire.job_keys import key_of_environment
 from ..wire.requests import NcclReport
 from .job_registry import JobRegistry
-from .observed_ranks import Chosen, ObservedRanks
 
 __all__ = ["Job"]
 

@@ -17,11 +17,11 @@ from rankscope.backends.stores.tcp import TCPStore
 from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
+from ..observe.rank_registry import RankRegistry
+from ..observe.rank_slots import RankSlot
 from ..status import Summary
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
 from ..wire.requests import PublishStatus, Request
-from .rank_registry import RankRegistry
-from .rank_slots import RankSlot
 
 __all__ = ["JobRegistry"]
 

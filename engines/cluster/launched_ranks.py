@@ -13,15 +13,16 @@ import ipyparallel
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
+from ..launch import preconditions
+from ..launch.cluster_file import Announcement, is_elsewhere
+from ..launch.launched import Launched
+from ..launch.slurm import SlurmJob
+from ..observe.observed_ranks import FRESH
 from ..wire import ipyparallel_private as private
 from ..wire.launchers import needs_launcher
 from ..wire.requests import Interrupt
-from . import preconditions, recovery
-from .cluster_file import Announcement, is_elsewhere
-from .launched import Launched
-from .observed_ranks import FRESH
+from . import recovery
 from .ranks import Chosen, Ranks
-from .slurm import SlurmJob
 
 __all__ = ["LaunchedRanks", "Progress", "silent"]
 

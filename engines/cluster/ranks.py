@@ -19,6 +19,9 @@ from rankscope.backends.rank_sets import format_ranks
 from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
+from ..observe.crash import causes_of_crash
+from ..observe.observed_ranks import Chosen, ObservedRanks
+from ..observe.rank_slots import RankSlot
 from ..status import Groups
 from ..wire import requests
 from ..wire.ipyparallel_private import call_of
@@ -27,11 +30,8 @@ from . import recovery
 from . import variables as variables_
 from .benching import Bench, BenchRow, code_of
 from .cells import CellRunner
-from .crash import causes_of_crash
 from .execution import Execution
 from .introspection import Introspection
-from .observed_ranks import Chosen, ObservedRanks
-from .rank_slots import RankSlot
 from .registry import EngineRegistry
 
 __all__ = ["Chosen", "Ranks"]

@@ -15,6 +15,7 @@ from rankscope.backends.interface.registry import registered_by_cells
 from rankscope.backends.rank_sets import name_ranks, tell_ranks
 
 from ..errors import ClusterError
+from ..observe.rank_slots import environment, note_gpus
 from ..status import Groups, GroupStatus, decode, find_groups
 from ..wire import ipyparallel_private as private
 from ..wire import requests
@@ -24,7 +25,6 @@ from ..wire.requests import EncodedSummary, ExportedGroups, Hello
 from ..wire.torch_environment import TorchOptions
 from . import torch_start
 from .installation import install_agents
-from .rank_slots import environment, note_gpus
 from .registry import EngineRegistry
 
 __all__ = [

@@ -18,16 +18,16 @@ from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
+from ..launch.cluster_file import this_client
+from ..launch.processes import is_stopped
+from ..observe.crash import CRASHES
+from ..observe.gpus import Gpus
+from ..observe.rank_registry import RankRegistry
+from ..observe.rank_slots import RankSlot, describe_exit
 from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
 from ..wire.requests import Client, GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
-from .cluster_file import this_client
-from .crash import CRASHES
-from .gpus import Gpus
-from .processes import is_stopped
-from .rank_registry import RankRegistry
-from .rank_slots import RankSlot, describe_exit
 
 __all__ = ["EngineRegistry", "interval_of"]
 

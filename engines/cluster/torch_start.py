@@ -9,20 +9,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rankscope.backends.install import pip_install
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterStartError
+from ..launch.preconditions import INSTALL_TORCH
+from ..observe.rank_slots import note_gpus
 from ..wire import ipyparallel_private as private
 from ..wire.ipyparallel_private import call_of
 from ..wire.requests import TorchAnswer
-from .rank_slots import note_gpus
 from .registry import EngineRegistry
 
-__all__ = ["INSTALL", "init_group", "load"]
+__all__ = ["init_group", "load"]
 
-#: The remedy where torch is missing.
-INSTALL = pip_install("torch")
 #: Seconds between two looks for dead ranks.
 _POLL = 0.2
 
@@ -159,7 +157,7 @@ def _evaluate(
                 values[rank] = private.evaluated(reply)
             except private.EvaluationError as error:
                 missing = re.match("ModuleNotFoundError.*torch", str(error))
-                remedy = f"; {INSTALL}, on every host" if missing else ""
+                remedy = f"; {INSTALL_TORCH}, on every host" if missing else ""
                 raise ClusterStartError(
                     f"{step}: rank {rank}: {error}{remedy}"
                 ) from None

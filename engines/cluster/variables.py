@@ -16,10 +16,10 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.tcp.connector import wants_encryption
 
 from ..errors import ClusterError, PullError, group_by_message
+from ..observe.rank_slots import deaths
 from ..wire import ipyparallel_private as private
 from ..wire.rank_variables import LARGE, UNREACHED, get_variables, set_variables
 from ..wire.values import pack, size_of, unpack
-from .rank_slots import deaths
 from .registry import EngineRegistry
 from .value_server import ValueServer
 

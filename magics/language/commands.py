@@ -2,7 +2,7 @@
 
 from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.api import DEFAULT_TIMEOUT
-from rankscope.engines.cluster.hosts import LOST_AFTER
+from rankscope.engines.launch.hosts import LOST_AFTER
 from rankscope.engines.wire.gpu_environment import parse_devices
 
 from . import values

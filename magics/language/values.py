@@ -14,9 +14,9 @@ import numpy as np
 from rankscope.backends import BackendConfig
 from rankscope.backends.did_you_mean import did_you_mean
 from rankscope.backends.rank_sets import name_ranks, parse_runs
-from rankscope.engines.cluster.host_names import parse_hosts
-from rankscope.engines.cluster.launch import launcher_names
-from rankscope.engines.cluster.slurm import submission
+from rankscope.engines.launch.clusters import launcher_names
+from rankscope.engines.launch.host_names import parse_hosts
+from rankscope.engines.launch.slurm import submission
 from rankscope.engines.wire.torch_environment import TorchOptions
 
 __all__ = [

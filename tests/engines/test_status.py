@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rankscope.engines import ClusterError, ClusterStatus
-from rankscope.engines.cluster.gpus import Gpus
-from rankscope.engines.cluster.rank_slots import (
+from rankscope.engines.observe.gpus import Gpus
+from rankscope.engines.observe.rank_slots import (
     RankSlot,
     check_ranks,
     environment,

@@ -16,8 +16,8 @@ from IPython.utils.capture import capture_output
 from rankscope.backends.interface.base import Backend
 from rankscope.backends.interface.registry import resolve
 from rankscope.engines import Cluster, ClusterError, Job
-from rankscope.engines.cluster import launch, preconditions
 from rankscope.engines.errors import plain
+from rankscope.engines.launch import clusters, preconditions
 from rankscope.engines.status import ClusterStatus
 from rankscope.magics import arguments, extension, load_ipython_extension
 from rankscope.magics.output.failures import Interrupted
@@ -87,7 +87,7 @@ def test_no_rank_is_started_where_gloo_is_missing(
     reason = "xoscar 0.12.2 is not installed: pip install xoscar==0.12.2."
     missing = replace(resolve("gloo"), unavailable=lambda: reason)
     monkeypatch.setitem(Backend.registry, "gloo", missing)
-    monkeypatch.setattr(launch, "prepare", None)
+    monkeypatch.setattr(clusters, "prepare", None)
     with capture_output() as seen:
         result = ipython.run_cell("%dist_init -n 3 --backend gloo")
     assert result.error_in_exec is not None
@@ -101,7 +101,7 @@ def test_no_rank_is_started_for_gpus_alone_where_there_is_none(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preconditions, "has_driver", lambda: False)
-    monkeypatch.setattr(launch, "prepare", None)
+    monkeypatch.setattr(clusters, "prepare", None)
     with capture_output() as seen:
         result = ipython.run_cell("%dist_init -n 3 --backend nccl")
     assert result.error_in_exec is not None
@@ -114,7 +114,7 @@ def test_no_rank_is_started_where_torch_is_missing(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preconditions, "find_spec", lambda name: None)
-    monkeypatch.setattr(launch, "prepare", None)
+    monkeypatch.setattr(clusters, "prepare", None)
     with capture_output() as seen:
         result = ipython.run_cell("%dist_init -n 3 --torch")
     assert result.error_in_exec is not None
@@ -205,7 +205,7 @@ def test_a_kept_cluster_is_found_without_its_name(
 def test_a_dry_run_shows_what_would_be_submitted(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "prepare", None)
+    monkeypatch.setattr(clusters, "prepare", None)
     monkeypatch.setenv("SLURM_JOB_ID", "21")
     with capture_output() as seen:
         ipython.run_cell('%dist_init --slurm "-p gpu -N 2" --dry-run').raise_error()
@@ -261,7 +261,7 @@ def test_running_ranks_are_replaced(
 def test_the_metrics_are_served_until_the_cluster_is_dropped(
     ipython: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metrics = pytest.importorskip("rankscope.engines.cluster.metrics")
+    metrics = pytest.importorskip("rankscope.engines.observe.metrics")
     served: list[Any] = []
 
     class Server:

@@ -19,7 +19,7 @@ from rankscope.backends.observe.stacks import (
     ThreadStacks,
 )
 from rankscope.engines import Profile, RankStacks
-from rankscope.engines.cluster.profiling import Sampled
+from rankscope.engines.observe.profiling import Sampled
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.stack_text import stack_text
 from tests.widgets.untrusted import words

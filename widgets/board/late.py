@@ -13,8 +13,8 @@ from rankscope.backends.observe.late_findings import LateFinding
 from rankscope.backends.observe.lateness import GroupLateness, Lateness
 from rankscope.backends.thread_start import start_thread
 from rankscope.engines import ClusterError
-from rankscope.engines.cluster.lateness import Recorded, located, take
-from rankscope.engines.cluster.profiling import Profile, Sampling
+from rankscope.engines.observe.lateness import Recorded, located, take
+from rankscope.engines.observe.profiling import Profile, Sampling
 
 from ..units import duration_text
 from .rows import Cells

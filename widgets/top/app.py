@@ -156,7 +156,7 @@ class TopApp(App[str]):
 
     def _begin(self) -> None:
         # Here: the screen is there before they are imported.
-        from rankscope.engines.cluster.diagnosing import STATUS_INTERVAL
+        from rankscope.engines.observe.diagnosing import STATUS_INTERVAL
 
         from .live import Live
 

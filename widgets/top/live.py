@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankscope.engines import Cluster, Job, StallWatch
-from rankscope.engines.cluster.diagnosing import STATUS_INTERVAL
+from rankscope.engines.observe.diagnosing import STATUS_INTERVAL
 
 from ..board.actions import BoardActions
 from ..board.feed import BoardFeed

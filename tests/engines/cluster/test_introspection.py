@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.engines.agent.agent import names_of
 from rankscope.engines.cluster.introspection import Introspection
-from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.engines.status import Summary
 from rankscope.engines.wire.requests import GetNames
 

@@ -20,9 +20,9 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
-from rankscope.engines.cluster.cluster_file import ClusterFile
-from rankscope.engines.cluster.launch import prepare
-from rankscope.engines.cluster.processes import process_start_time
+from rankscope.engines.launch.cluster_file import ClusterFile
+from rankscope.engines.launch.clusters import prepare
+from rankscope.engines.launch.processes import process_start_time
 from rankscope.engines.status import Summary
 
 pytestmark = pytest.mark.processes
@@ -61,7 +61,7 @@ Cluster(2, keep=True, progress=progress)
 #: What the controller of a killed owner does at its end.
 CLEAN = """
 import sys
-from rankscope.engines.cluster import controller_main
+from rankscope.engines.launch import controller_main
 controller_main._clean(*sys.argv[1:])
 """
 

@@ -12,8 +12,8 @@ import pytest
 from rankscope.backends import TCPStore
 from rankscope.engines import Cluster
 from rankscope.engines.cluster.job_registry import JobRegistry
-from rankscope.engines.cluster.rank_registry import RankRegistry
-from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.observe.rank_registry import RankRegistry
+from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.engines.status import Summary, decode, encode
 from rankscope.engines.wire.answers import Answers
 from rankscope.engines.wire.job_channel import status_key

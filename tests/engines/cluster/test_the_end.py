@@ -17,9 +17,10 @@ from rankscope.__main__ import main
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ExecutionError
-from rankscope.engines.cluster import launched, registry
-from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.cluster import registry
 from rankscope.engines.cluster.registry import EngineRegistry
+from rankscope.engines.launch import launched
+from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire.answers import Answers
 from rankscope.engines.wire.channel import ControlChannel

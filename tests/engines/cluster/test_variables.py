@@ -18,8 +18,8 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, PullError
 from rankscope.engines.cluster import variables
-from rankscope.engines.cluster.rank_slots import RankSlot
 from rankscope.engines.cluster.value_server import ValueServer
+from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.engines.wire import ipyparallel_private as private
 from rankscope.engines.wire import rank_variables
 

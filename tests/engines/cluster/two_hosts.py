@@ -29,8 +29,8 @@ import numpy as np
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.lateness import findings_of
 from rankscope.engines import Cluster, ClusterError, Execution
-from rankscope.engines.cluster.launch import _CONTROLLER_ARGS
 from rankscope.engines.cluster.value_server import ValueServer
+from rankscope.engines.launch.clusters import _CONTROLLER_ARGS
 from rankscope.widgets.lateness_text import lateness_text
 from tests.engines.cluster.cable import TUN, Cable
 from tests.environment import environment

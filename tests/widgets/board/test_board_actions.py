@@ -11,7 +11,7 @@ import pytest
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import Profile, RankStacks
-from rankscope.engines.cluster.profiling import Sampled
+from rankscope.engines.observe.profiling import Sampled
 from rankscope.widgets.board import actions as board_actions
 from rankscope.widgets.board.actions import BoardActions
 from rankscope.widgets.board.model import BoardModel

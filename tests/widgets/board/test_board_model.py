@@ -18,8 +18,8 @@ from rankscope.backends.observe.verdicts import (
     Waiting,
 )
 from rankscope.engines import ClusterStatus, GroupStatus, OpStatus, RankStatus
-from rankscope.engines.cluster.rank_registry import RankRegistry
-from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.observe.rank_registry import RankRegistry
+from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.widgets.board.columns import shown
 from rankscope.widgets.board.html import board_html, hang_html
 from rankscope.widgets.board.model import BoardModel, Message

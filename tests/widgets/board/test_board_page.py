@@ -16,7 +16,7 @@ from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.backends.observe.verdicts import Fault, Verdict, Waiting
 from rankscope.engines import ClusterStatus, Profile
-from rankscope.engines.cluster.profiling import Sampled
+from rankscope.engines.observe.profiling import Sampled
 from rankscope.widgets import ProfileReport
 from rankscope.widgets.board.html import board_html
 from rankscope.widgets.board.model import BoardModel

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
 from rankscope.engines.cluster.job import refusals
-from rankscope.engines.cluster.profiling import Sampling
+from rankscope.engines.observe.profiling import Sampling
 from rankscope.widgets.board.actions import BoardActions
 from rankscope.widgets.board.feed import BoardFeed
 from rankscope.widgets.board.model import BoardModel

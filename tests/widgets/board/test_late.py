@@ -10,7 +10,7 @@ import pytest
 from rankscope.backends.observe.lateness import GroupLateness, Lateness
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
-from rankscope.engines.cluster.profiling import Profile, Sampled, Sampling
+from rankscope.engines.observe.profiling import Profile, Sampled, Sampling
 from rankscope.widgets import StatusTable
 from rankscope.widgets.board import late
 from rankscope.widgets.board.late import LateWatch

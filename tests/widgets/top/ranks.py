@@ -10,7 +10,7 @@ from typing import Any
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords, RankStacks
-from rankscope.engines.cluster.profiling import Sampling
+from rankscope.engines.observe.profiling import Sampling
 from rankscope.engines.status import Summary
 
 __all__ = ["Ranks"]

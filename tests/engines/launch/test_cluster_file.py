@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from rankscope.engines import ClusterError
-from rankscope.engines.cluster.cluster_file import (
+from rankscope.engines.launch.cluster_file import (
     Announcement,
     ClusterFile,
     cluster_files,
     file_of_job,
     is_elsewhere,
 )
-from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.observe.rank_slots import RankSlot
 
 SLOTS = [
     RankSlot(0, 4, "first", 4711, "node1", "10.0.0.1", 29500),

@@ -17,17 +17,17 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus
-from rankscope.engines.cluster.diagnosing import (
+from rankscope.engines.observe.diagnosing import (
     STALL,
     StallWatch,
     by_cause,
     causes_by_group,
     diagnose_once,
 )
-from rankscope.engines.cluster.flight_records import FlightRecords
-from rankscope.engines.cluster.profiling import RankStacks
-from rankscope.engines.cluster.rank_slots import SILENCE
-from rankscope.engines.cluster.silence import (
+from rankscope.engines.observe.flight_records import FlightRecords
+from rankscope.engines.observe.profiling import RankStacks
+from rankscope.engines.observe.rank_slots import SILENCE
+from rankscope.engines.observe.silence import (
     Cause,
     Sample,
     cause_of,

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.nccl import ras
-from rankscope.engines.cluster.nccl_account import account, account_of_group
+from rankscope.engines.observe.nccl_account import account, account_of_group
 from rankscope.engines.wire.requests import NcclReport
 from tests.backends.nccl.ras_service import TEXT, missing, rank, report
 from tests.widgets import statuses

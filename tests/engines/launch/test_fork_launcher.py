@@ -18,7 +18,7 @@ from traitlets.config import Config
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterStartError
-from rankscope.engines.cluster import launch
+from rankscope.engines.launch import clusters
 from rankscope.engines.wire import ipyparallel_private as private
 
 WAIT = 30
@@ -172,7 +172,7 @@ class TestForkedEngines:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(
-            "rankscope.engines.cluster.fork_servers.MODULE", "rankscope.nowhere"
+            "rankscope.engines.launch.fork_servers.MODULE", "rankscope.nowhere"
         )
         with pytest.raises(ClusterStartError) as raised:
             Cluster.start(1)
@@ -205,6 +205,6 @@ def test_a_profile_with_its_own_command_gets_plain_processes(
 ) -> None:
     config = Config({section: options})
     plain = ipyparallel.Cluster(config=config, load_profile=False)
-    assert not launch._can_fork(plain)
+    assert not clusters._can_fork(plain)
     plain = ipyparallel.Cluster(config=Config(), load_profile=False)
-    assert launch._can_fork(plain)
+    assert clusters._can_fork(plain)

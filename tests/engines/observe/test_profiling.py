@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from rankscope.backends.observe.stacks import ThreadStacks
-from rankscope.engines.cluster.profiling import Sampling
-from rankscope.engines.cluster.rank_registry import RankRegistry
+from rankscope.engines.observe.profiling import Sampling
+from rankscope.engines.observe.rank_registry import RankRegistry
 from rankscope.engines.wire import requests
 from rankscope.engines.wire.answers import Answers
 from rankscope.engines.wire.rank_service import RankService

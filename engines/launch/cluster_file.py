@@ -20,12 +20,12 @@ from typing import ClassVar
 from rankscope import __version__
 
 from ..errors import ClusterError
+from ..observe.rank_slots import RankSlot
 from ..wire.requests import Hello
 from ..wire.runtime_files import RuntimeFile, runtime_path
 from ..wire.torch_environment import TorchOptions
 from .files import files_of, remove
 from .processes import process_start_time
-from .rank_slots import RankSlot
 
 __all__ = [
     "Announcement",

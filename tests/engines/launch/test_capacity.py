@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.engines import Cluster, ClusterStartError
-from rankscope.engines.cluster import launch, preconditions
+from rankscope.engines.launch import clusters, preconditions
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_no_process_is_started_unless_forced(monkeypatch: pytest.MonkeyPatch) ->
     def prepare(*args: object, **options: object) -> None:
         raise Prepared
 
-    monkeypatch.setattr(launch, "prepare", prepare)
+    monkeypatch.setattr(clusters, "prepare", prepare)
     monkeypatch.setattr(preconditions, "check_backend", lambda n, backend: None)
     with pytest.raises(ClusterStartError, match="1000 ranks are too many"):
         Cluster(1000)

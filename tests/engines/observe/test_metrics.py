@@ -24,9 +24,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault
 from rankscope.engines import ClusterError, ClusterStatus, FlightRecords
-from rankscope.engines.cluster import metrics
-from rankscope.engines.cluster.metrics import ClusterCollector, Events, MetricsServer
-from rankscope.engines.cluster.profiling import Sampling
+from rankscope.engines.observe import metrics
+from rankscope.engines.observe.metrics import ClusterCollector, Events, MetricsServer
+from rankscope.engines.observe.profiling import Sampling
 from rankscope.engines.status import Summary
 from tests.backends.observe.late_runs import Run
 from tests.widgets import simulated, statuses

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 # ipyparallel would print these messages into the notebook; add a handler to see them.
-_log = logging.getLogger("rankscope.engines.cluster.launch")
+_log = logging.getLogger("rankscope.engines.launch.clusters")
 _log.propagate = False
 _log.addHandler(logging.NullHandler())
 

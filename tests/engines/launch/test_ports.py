@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from rankscope.engines import Cluster
-from rankscope.engines.cluster import ports
-from rankscope.engines.cluster.launch import prepare
+from rankscope.engines.launch import ports
+from rankscope.engines.launch.clusters import prepare
 
 
 def test_the_ports_lie_below_those_of_connections() -> None:

@@ -10,8 +10,8 @@ from typing import IO, Any
 import pytest
 
 from rankscope.engines import ClusterStartError
-from rankscope.engines.cluster import leashed
-from rankscope.engines.cluster.fork_servers import ForkServer
+from rankscope.engines.launch import leashed
+from rankscope.engines.launch.fork_servers import ForkServer
 
 
 def _pipe() -> tuple[IO[bytes], IO[bytes]]:

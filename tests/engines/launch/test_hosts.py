@@ -23,10 +23,10 @@ from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.agent import fork_server
-from rankscope.engines.cluster import fork_servers
-from rankscope.engines.cluster.host_names import HostSpec, parse_hosts
-from rankscope.engines.cluster.hosts import compare
-from rankscope.engines.cluster.ssh_hosts import ssh_command
+from rankscope.engines.launch import fork_servers
+from rankscope.engines.launch.host_names import HostSpec, parse_hosts
+from rankscope.engines.launch.hosts import compare
+from rankscope.engines.launch.ssh_hosts import ssh_command
 
 WAIT = 60
 

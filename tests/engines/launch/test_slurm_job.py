@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
-from rankscope.engines.cluster.slurm import (
+from rankscope.engines.launch.slurm import (
     JobInfo,
     SlurmJob,
     slurm_environment,
     span_text,
     submission,
 )
-from rankscope.engines.cluster.slurm_hosts import SlurmHosts, place
+from rankscope.engines.launch.slurm_hosts import SlurmHosts, place
 
 #: A line of ``scontrol show job -o`` of Slurm 22.05, shortened.
 LINE = (

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from rankscope.backends.observe.verdicts import Fault, in_one
-from rankscope.engines.cluster.crash import causes_of_crash
-from rankscope.engines.cluster.rank_registry import RankRegistry
-from rankscope.engines.cluster.rank_slots import RankSlot
+from rankscope.engines.observe.crash import causes_of_crash
+from rankscope.engines.observe.rank_registry import RankRegistry
+from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.engines.status import GroupStatus, OpStatus, Summary
 from rankscope.engines.wire.answers import Answers
 

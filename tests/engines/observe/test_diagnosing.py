@@ -14,7 +14,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
-from rankscope.engines.cluster.diagnosing import last_seen, library_call
+from rankscope.engines.observe.diagnosing import last_seen, library_call
 from tests.engines.cluster.faults import all_in_flight, until_at
 from tests.widgets import statuses
 

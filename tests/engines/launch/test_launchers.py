@@ -12,8 +12,9 @@ import pytest
 from rankscope.backends import Backend, BackendConfig
 from rankscope.backends.interface.registry import resolve
 from rankscope.engines import Cluster, ClusterError
-from rankscope.engines.cluster import launch, recovery
-from rankscope.engines.cluster.launched import Launched
+from rankscope.engines.cluster import recovery
+from rankscope.engines.launch import clusters
+from rankscope.engines.launch.launched import Launched
 from rankscope.engines.wire.launchers import launchers_of, needs_launcher
 
 
@@ -72,7 +73,7 @@ def test_the_error_of_a_start_is_told_whatever_becomes_of_its_end(
         def stop(self) -> None:
             raise OSError("no such job")
 
-    monkeypatch.setattr(launch, "prepare", lambda *_, **__: Failing())
+    monkeypatch.setattr(clusters, "prepare", lambda *_, **__: Failing())
     with pytest.raises(ClusterError, match="the controller did not start"):
         Cluster(1)
     assert "the ranks that did not start could not all be ended" in caplog.text

@@ -14,7 +14,7 @@ import pytest
 
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
-from rankscope.engines.cluster import keeper_main
+from rankscope.engines.launch import keeper_main
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_leaks")]
 
@@ -23,7 +23,7 @@ WAIT = 30
 #: The main program of a controller that is kept, without the controller.
 HELD = """
 import os, runpy, sys, time
-from rankscope.engines.cluster import controller_main
+from rankscope.engines.launch import controller_main
 def run_module(*args, **options):
     print("held by nobody yet", flush=True)
     time.sleep(100)
@@ -36,7 +36,7 @@ controller_main.main()
 #: with its stdin.
 FORKS = """
 import asyncio, os, sys
-from rankscope.engines.cluster.leashed import LeashedProcess
+from rankscope.engines.launch.leashed import LeashedProcess
 async def start():
     return LeashedProcess(["cat"], print)
 leashed = asyncio.run(start())

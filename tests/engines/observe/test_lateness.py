@@ -9,8 +9,8 @@ import pytest
 from rankscope.backends.observe.late_findings import LateFinding
 from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.stacks import MAIN, Frame, Stack
-from rankscope.engines.cluster.lateness import located
-from rankscope.engines.cluster.profiling import Profile, Sampled
+from rankscope.engines.observe.lateness import located
+from rankscope.engines.observe.profiling import Profile, Sampled
 from tests.backends.observe.late_runs import Run
 
 MS = 1_000_000

@@ -12,12 +12,13 @@ import psutil
 from rankscope.backends import BackendConfig
 from rankscope.backends.devices.cuda_install import has_driver
 from rankscope.backends.groups.config import default_instead, why_unusable
+from rankscope.backends.install import pip_install
 
 from ..errors import ClusterError, ClusterStartError
 from ..wire.torch_environment import TorchOptions
-from . import torch_start
 
 __all__ = [
+    "INSTALL_TORCH",
     "check_backend",
     "check_capacity",
     "check_folder",
@@ -26,6 +27,9 @@ __all__ = [
     "number_of_ranks",
     "torch_options",
 ]
+
+#: The remedy where torch is missing.
+INSTALL_TORCH = pip_install("torch")
 
 
 def check_backend(n: int, backend: str | None) -> None:
@@ -89,7 +93,7 @@ def check_torch() -> None:
     if find_spec("torch") is None:
         raise ClusterStartError(
             f"torch is not installed in {sys.executable}, which the ranks run on: "
-            f"{torch_start.INSTALL}"
+            f"{INSTALL_TORCH}"
         )
 
 

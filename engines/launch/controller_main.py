@@ -109,8 +109,8 @@ def _clean(profile: str, cluster_id: str, elsewhere: str) -> None:
     """Stop the engines of an owner that was killed, and remove the cluster's files."""
     import ipyparallel
 
-    from rankscope.engines.cluster.cluster_file import ClusterFile
-    from rankscope.engines.cluster.files import files_of, remove
+    from rankscope.engines.launch.cluster_file import ClusterFile
+    from rankscope.engines.launch.files import files_of, remove
 
     try:
         if elsewhere:

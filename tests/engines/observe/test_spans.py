@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rankscope.engines import ClusterStatus
-from rankscope.engines.cluster import spans as module
-from rankscope.engines.cluster.spans import Spans, spans_if_installed
+from rankscope.engines.observe import spans as module
+from rankscope.engines.observe.spans import Spans, spans_if_installed
 from rankscope.engines.status import Summary
 from tests.widgets import simulated, statuses
 

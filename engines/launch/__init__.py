@@ -1,0 +1,1 @@
+"""Starting and ending a controller and ranks: on this host, by ssh, Slurm, MPI."""
