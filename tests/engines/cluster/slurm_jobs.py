@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.engines.cluster.ssh_hosts import PLACE, left_by, listening, owners
 
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 from tests.engines.cluster import two_hosts
+from tests.engines.cluster.ssh_hosts import PLACE, left_by, listening, owners
 from tests.engines.cluster.two_hosts import HERE, SUM, THERE, WAIT, Hosts, tell
 
 #: Debian's packages slurmctld, slurmd, slurm-client and munge.
