@@ -91,9 +91,11 @@ def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
     lost = [part for part, found in zip(parts, steps, strict=True) if not found]
     if lost:
         ranks = sorted(rank for part in lost for rank in part)
+        torn = [one for one in ranks if not told[one].is_whole]
+        why = f" ({name_ranks(torn)} may have parts of two steps)" if torn else ""
         raise LostStateError(
-            f"rejoin: the state of {name_ranks(ranks)} is lost, and no other rank has "
-            f"it; {_LOAD}",
+            f"rejoin: the state of {name_ranks(ranks)} is lost{why}, and no other rank "
+            f"has it; {_LOAD}",
             culprits=ranks,
         )
     common = set.intersection(*steps)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as td
 
-from . import comm_hooks, hooks_on_cpu, private, sharded, stale
+from . import comm_hooks, hooks_on_cpu, optimizer_steps, private, sharded, stale
 from .agreement import Held, LostStateError, choose
 from .joining import joining
 from .recovering import whole_groups
@@ -98,6 +98,7 @@ def _agree(
                 _torn.add(model)
             _send(_group_of(own.replicas), model, optimizer, sources[rank])
     _torn.discard(model)
+    optimizer_steps.forget(model)
     model.zero_grad()
     if optimizer is not None:
         optimizer.zero_grad()
@@ -136,7 +137,7 @@ def _held(
         if hasattr(one, "device_mesh"):
             ranks &= _with_same_shard(one)
         described.append((name, tuple(_local(one).shape), one.dtype))
-    is_whole = model not in _torn
+    is_whole = model not in _torn and not optimizer_steps.is_cut_short(model)
     if sharded.is_of(optimizer, sharded.ZERO):
         # Each rank has a part of its state, and sends what it has stepped within step:
         # after an error nobody knows how far that came.

@@ -23,7 +23,16 @@ from ..groups.world import world
 from ..rank_sets import name_ranks
 from ..work.composite import completed_work
 from ..work.op_type import OpType
-from . import batches, hooks_on_cpu, joining, meeting, private, recovering, stale
+from . import (
+    batches,
+    hooks_on_cpu,
+    joining,
+    meeting,
+    optimizer_steps,
+    private,
+    recovering,
+    stale,
+)
 from .ops import Ops
 from .options import NAME, Options
 from .private import c10d, groups_name
@@ -56,6 +65,7 @@ class _Shell(Ops):
         self._owns_world = False
         batches.install()
         hooks_on_cpu.install()
+        optimizer_steps.install()
         stale.install()
         if ranks:
             self.group = meeting.make_group(

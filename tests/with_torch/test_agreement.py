@@ -62,8 +62,17 @@ def test_the_latest_step_that_is_on_living_ranks(
 @pytest.mark.parametrize(
     ("given", "culprits", "says"),
     [
-        (told(SHARDS, steps(3), FRESH, steps(3)), [1], "the state of rank 1 is lost"),
-        (told(ALL, TORN, FRESH, TORN), [0, 1, 2], "the state of ranks 0–2 is lost"),
+        (
+            told(SHARDS, steps(3), FRESH, steps(3)),
+            [1],
+            "of rank 1 is lost, and no other",
+        ),
+        (
+            told(ALL, TORN, FRESH, TORN),
+            [0, 1, 2],
+            "the state of ranks 0–2 is lost (ranks 0, 2 may have parts of two steps), "
+            "and no other rank has it; load a checkpoint",
+        ),
         (
             told(PAIRS, FRESH, steps(3), TORN, steps(3)),
             [0, 2],

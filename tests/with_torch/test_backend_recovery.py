@@ -262,6 +262,52 @@ def test_rejoin_takes_the_state_of_the_rank_with_most_steps(three: Ranks) -> Non
     )
 
 
+def test_a_step_that_an_interrupt_cut_short_is_of_no_rank(three: Ranks) -> None:
+    """Adam counts it as done; an error in the closure of a step comes before it."""
+    three.run(
+        dedent(
+            """
+            from torch.utils._python_dispatch import TorchDispatchMode
+            class Interrupt(TorchDispatchMode):
+                left = 3
+                def __torch_dispatch__(self, call, types, args=(), kwargs=None):
+                    self.left -= "addcdiv" in str(call)
+                    if not self.left:
+                        raise KeyboardInterrupt
+                    return call(*args, **kwargs or {})
+            def interrupted_step():
+                with Interrupt():
+                    training.do_step(model, optimizer, training.own(done))
+            before = done
+            if rank == 0:
+                error = raised(interrupted_step)
+                assert isinstance(error, KeyboardInterrupt), error
+            else:
+                train(1)
+            done = rankscope.torch.rejoin(model, optimizer)
+            assert done == before + 1
+            end()
+
+            before = done
+            error = raised(lambda: optimizer.step(lambda: 1 / 0))
+            assert isinstance(error, ZeroDivisionError), error
+            assert rankscope.torch.rejoin(model, optimizer) == before
+            saved = model.state_dict(), optimizer.state_dict()
+            saved = training.copy.deepcopy(saved)
+            error = raised(interrupted_step)
+            error = raised(lambda: rankscope.torch.rejoin(model, optimizer))
+            assert "ranks 0–2 may have parts of two steps" in str(error), error
+            def load():
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+                return before
+            done = rankscope.torch.rejoin(model, optimizer, load=load)
+            end()
+            """
+        )
+    )
+
+
 def test_powersgd_begins_anew_on_all_ranks(three: Ranks) -> None:
     """As in a training in which it does so at this step; rank 1 is as a fresh one."""
     three.run(
