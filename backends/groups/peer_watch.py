@@ -8,7 +8,6 @@ does not end.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import threading
@@ -18,10 +17,10 @@ from functools import partial
 
 from ..errors import DistError, DistNetworkError, DistNetworkTimeoutError
 from ..stores.base import RANK_0, Store
-from ..thread_start import start_thread
+from ..thread_start import run_bounded, start_thread
 from .abort_reason import STORE, AbortReason, Departure, describe_death
 from .remedies import after_death, after_store_loss
-from .row import Row
+from .row import PATIENCE, Row
 from .spec import GroupSpec
 
 __all__ = ["PeerWatch"]
@@ -97,37 +96,44 @@ class PeerWatch:
 
     # -- messages to the other ranks ----------------------------------------
 
-    def publish_abort(self, reason: AbortReason) -> None:
-        """Abort this generation on the other ranks; returns at once."""
-        if self._spec.size == 1:
-            return
-        self._in_background("abort", self._publish, "abort", reason)
+    def publish_abort(
+        self, reason: AbortReason, agree: Callable[[AbortReason | None], None]
+    ) -> None:
+        """Abort this generation on the other ranks; returns at once.
+
+        ``agree(first)`` is called with the reason of the rank that was first to abort,
+        ``None`` if the store does not say, on a thread of its own.
+        """
+        self._report("abort", reason, agree)
 
     def publish_loss(
-        self, reason: AbortReason, agree: Callable[[AbortReason], None]
+        self, reason: AbortReason, agree: Callable[[AbortReason | None], None]
     ) -> None:
-        """Report a lost connection to the other ranks; returns at once.
+        """Report a lost connection to the other ranks, as `publish_abort` does."""
+        self._report("loss", reason, agree)
 
-        ``agree(first)`` is called with the loss that a rank reported first, on a
-        thread of its own, if the store answers.
-        """
+    def _report(
+        self,
+        key: str,
+        reason: AbortReason,
+        agree: Callable[[AbortReason | None], None],
+    ) -> None:
         if self._spec.size == 1:
+            agree(None)
             return
-
-        def report() -> None:
-            first = self._publish("loss", reason)
-            if first is not None:
-                agree(first)
-
-        self._in_background("loss", report)
+        # The dead rank may be the store's host: never wait for an answer.
+        if not self._in_background(key, lambda: agree(self._publish(key, reason))):
+            agree(None)
 
     def _in_background(
         self, what: str, target: Callable[..., object], *args: object
-    ) -> None:
-        # The dead rank may be the store's host: never wait for an answer.
-        # Python 3.12 starts no thread at its end.
-        with contextlib.suppress(RuntimeError):
+    ) -> bool:
+        """Start a thread; return whether Python still does: not 3.12 at its end."""
+        try:
             start_thread(f"{what}-{self._spec.name}", target, *args)
+        except RuntimeError:
+            return False
+        return True
 
     def _publish(self, key: str, reason: AbortReason) -> AbortReason | None:
         """Set `key` unless a rank has; return what it holds, ``None`` on failure."""
@@ -174,6 +180,24 @@ class PeerWatch:
             self._group_store.last_will("death", b"")
         else:
             self.publish_departure(departure, for_good=True)
+
+    def forget(self) -> None:
+        """Drop what the store has of the group, once every rank has destroyed it.
+
+        The last one does so. A rank that still has the group, or is started in the
+        place of one that died, may read all of it: its keys stay until then.
+        """
+
+        def leave() -> None:
+            try:
+                self._group_store.last_will("death", b"")
+                # Of this generation: whoever was in it has no part in another one.
+                if self._store.add("destroyed", 1) == self._spec.size:
+                    self._group_store.clear()
+            except DistError as error:
+                _log.debug("%s: its keys stay: %s", self._spec.describe(), error)
+
+        run_bounded(f"forget-{self._spec.name}", leave, PATIENCE)
 
     def await_departures(self, timeout: float) -> None:
         """Wait until every rank of the group has left, up to `timeout` seconds."""

@@ -9,12 +9,12 @@ from ..errors import DistError
 from ..stores.base import Store
 from ..thread_start import run_bounded
 
-__all__ = ["Row"]
+__all__ = ["PATIENCE", "Row"]
 
 _log = logging.getLogger(__name__)
 
 #: Seconds that a rank that leaves waits for the store to take note of it.
-_PATIENCE = 0.5
+PATIENCE = 0.5
 
 
 class Row:
@@ -36,7 +36,7 @@ class Row:
             except DistError as error:
                 self._note(error)
 
-        run_bounded(f"row-{self._name}", add, _PATIENCE)
+        run_bounded(f"row-{self._name}", add, PATIENCE)
 
     def append_at_end(self, value: str) -> bool:
         """Have the next key set once this process has ended, if the store can."""

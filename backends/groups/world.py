@@ -520,6 +520,7 @@ class World:
             if group is not None and group.group_desc != DEFAULT:
                 _leave_groups([group], how, after_departure())
                 group.shutdown()
+                group.current.forget()
                 self._groups.pop(group.key, None)
                 self.wrapped.discard(group.key)
                 recorder.changed()

@@ -339,6 +339,19 @@ class Store:
         """
         return self._call(b"delete", self._name(key))[0] == b"1"
 
+    def clear(self) -> None:
+        """Remove all keys; of a `PrefixStore`, those with its prefix.
+
+        Examples
+        --------
+        >>> store = dist.HashStore()
+        >>> store.multi_set(["tp/0", "tp/1", "dp/0"], ["", "", ""])
+        >>> dist.PrefixStore("tp", store).clear()
+        >>> store.list_keys()
+        ['dp/0']
+        """
+        self._call(b"clear", self._name(""))
+
     def num_keys(self) -> int:
         """Return how many keys are set; queues are no keys.
 

@@ -31,7 +31,10 @@ _log = logging.getLogger(__name__)
 
 _MAGIC = b"rankscope store 3\n"
 _POPS = (b"pop", b"pop now")
-_CHANGES = (b"set", b"sets", b"append", b"add", b"swap", b"delete", b"push", *_POPS)
+_CHANGES = (
+    *(b"set", b"sets", b"append", b"add", b"swap", b"delete", b"clear", b"push"),
+    *_POPS,
+)
 # The queue with an entry for each store that has opened a temporary file.
 _USERS = b"\0users"
 # Offsets of the locked bytes, far behind the data: a store locks one while it reads or

@@ -89,6 +89,9 @@ class KeyTable:
                 answer = [b"1" if all(key in values for key in args) else b"0"]
             case b"delete", [key]:
                 answer = [b"0" if values.pop(key, None) is None else b"1"]
+            case b"clear", [start]:
+                for key in [one for one in values if one.startswith(start)]:
+                    del values[key]
             case b"count", []:
                 answer = [b"%d" % len(values)]
             case b"will", _:
@@ -96,7 +99,8 @@ class KeyTable:
                 wills = self.wills.setdefault(ticket[0], {})
                 for key, value in left.items():
                     wills.pop(key, None)
-                    wills[key] = value
+                    if value:
+                        wills[key] = value
             case b"unwill", []:
                 self.wills.pop(ticket[0], None)
             case b"drop", [number]:
@@ -111,8 +115,6 @@ class KeyTable:
         wills = self.wills.pop(client, {}).items()
         # The places in rows last, and in the order in which they were registered.
         for key, value in sorted(wills, key=lambda one: one[0].endswith(NEXT_NUMBER)):
-            if not value:
-                continue
             if key.endswith(NEXT_NUMBER):
                 counter = key.removesuffix(NEXT_NUMBER)
                 key = b"%s/%s" % (counter, self._add(counter, 1))

@@ -217,6 +217,26 @@ def test_a_group_that_was_destroyed_is_not_to_be_rebuilt(
         dist.all_reduce(np.ones(3), group=rows)
 
 
+def test_the_store_forgets_a_group_that_every_rank_has_destroyed(
+    group: dist.ProcessGroup,
+) -> None:
+    store = world.store
+    assert store is not None
+    before = {*store.list_keys()}
+    for others in (1, 1, 0):
+        rows = dist.new_group([0, 1])
+        assert isinstance(rows, dist.ProcessGroup)
+        work = dist.all_reduce(np.ones(3), group=rows, async_op=True)
+        assert work is not None
+        Manual.made[-1].works[0].mark_completed()
+        rows.store.add("destroyed", others)
+        dist.destroy_process_group(rows)
+        left = {*store.list_keys()} - before
+        # Who still has the group learns that this rank has left it.
+        assert any(key.endswith("/left/1") for key in left) is not bool(others)
+        assert bool(left) is not bool(others)
+
+
 @pytest.mark.parametrize("failed", [False, True], ids=["in good order", "by an error"])
 def test_what_is_in_flight_ends_before_the_group_unless_an_error_is_handled(
     group: dist.ProcessGroup, failed: bool

@@ -112,6 +112,11 @@ def test_delete(store: Store) -> None:
     assert not store.delete_key("k")
     assert not store.check(["k"])
     assert store.num_keys() == 0
+    store.multi_set(["a/1", "a/2", "b"], ["", "", ""])
+    PrefixStore("a", store).clear()
+    assert store.list_keys() == ["b"]
+    store.clear()
+    assert store.num_keys() == 0
 
 
 @pytest.mark.processes
