@@ -76,7 +76,8 @@ class AbortReason:
     @classmethod
     def from_json(cls, text: str | bytes) -> AbortReason:
         """Return the reason that `to_json` wrote; without a time, it is now."""
-        return cls(**json.loads(text))
+        told = json.loads(text)
+        return cls(**told | {"culprits": tuple(told.get("culprits", ()))})
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,9 @@ class ConnectionLoss:
         """
         return self.left - (VERDICT_WAIT - _OVERDUE_WAIT if overdue else 0.0)
 
-    def agree(self, first: AbortReason) -> None:
-        """Take over the loss that a rank of the group reported first."""
-        self.reason = first
+    def agree(self, first: AbortReason | None) -> None:
+        """Take over the loss that a rank reported first, if the store has said it."""
+        self.reason = first or self.reason
 
 
 def _reason(error: ConnectionLostError, spec: GroupSpec) -> AbortReason:

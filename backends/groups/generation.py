@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -46,6 +46,9 @@ _log = logging.getLogger(__name__)
 DRAIN_WAIT = 10.0
 #: Seconds that an abort waits for its hooks.
 HOOK_WAIT = 10.0
+#: Seconds that an abort waits for the store to say which reason was the first. It takes
+#: a message, and no time while the backends are stopped, unless the store is silent.
+_AGREE_WAIT = 0.5
 #: Seconds between two looks at an inquiry, which an error waits for.
 _INQUIRY_PERIOD = 0.02
 
@@ -118,7 +121,7 @@ class Generation:
         self._abort_lock = threading.RLock()
         #: In a forked child: why it has no part in the group.
         self.forked: str | None = None
-        # Set when `aborted` is.
+        # Set once `aborted` is the reason on every rank.
         self._ended = threading.Event()
         #: Set once an abort has stopped the backends.
         self.stopped = threading.Event()
@@ -287,6 +290,7 @@ class Generation:
         """Raise `DistAbortedError` naming `op_type` if the generation has ended."""
         if self.aborted is None:
             return
+        self._ended.wait(_AGREE_WAIT)
         where, op = self.spec.describe(), None
         if op_type is not None:
             acknowledge(self.status)
@@ -296,6 +300,7 @@ class Generation:
 
     def aborted_error(self, op: _Op) -> DistAbortedError:
         """Return the error of `op`, a Work or a record, once the group was aborted."""
+        self._ended.wait(_AGREE_WAIT)
         return self._error(op.describe(), op.identity())
 
     def _error(self, what: str, identity: dict[str, Any]) -> DistAbortedError:
@@ -353,38 +358,57 @@ class Generation:
             self.ended = time.monotonic()
             self.aborted = reason
             backends = list(self.backends.values())
-        self._ended.set()
-        errors: dict[Work, DistAbortedError] = {}
-        for work in list(self.status.in_flight.values()):
-            errors[work] = error = self._error_of(work)
-            error.__cause__ = work.withheld
-            work.fail_pending_as(error)
-        overdue = self.deadlines.overdue
-        if overdue is not None:
-            late = self.deadlines.error(overdue, reason)
-            overdue.fail_pending_as(late, WorkState.TIMED_OUT)
+        withheld = {work: work.withheld for work in self._in_flight()}
+        self._fail_pending(withheld)
         try:
             if publish:
-                self._peers.publish_abort(reason)
+                self._peers.publish_abort(reason, self._agree)
+            else:
+                self._ended.set()
             if self.spec.abort_hooks:
                 _call_hooks(self.spec)
             # The backends first: arrays are the user's again when their Work is over.
             for backend in backends:
                 _stop(backend, reason)
+            self._ended.wait(_AGREE_WAIT)
+            if self.aborted is not reason:
+                self._fail_pending(withheld)
         finally:
+            self._ended.set()
             self.stopped.set()
-            for work in list(self.status.in_flight.values()):
+            for work in self._in_flight():
                 # A Work issued during the abort has no error yet.
-                work.fail_by_group(errors.get(work) or self._error_of(work))
+                work.fail_by_group(self._error_of(work))
             recorder.changed()
             self._peers.close()
+
+    def _agree(self, first: AbortReason | None) -> None:
+        """Take over the reason that a rank of the group gave first, if it is known."""
+        if first is not None:
+            self.aborted = first
+        self._ended.set()
+
+    def _in_flight(self) -> list[Work]:
+        return list(self.status.in_flight.values())
+
+    def _fail_pending(self, withheld: Mapping[Work, BaseException | None]) -> None:
+        """Have the ops in flight fail with the reason, and `withheld` as its cause."""
+        for work, cause in withheld.items():
+            error = self._error_of(work)
+            error.__cause__ = cause
+            work.fail_pending_as(error)
+        overdue, reason = self.deadlines.overdue, self.aborted
+        if overdue is not None and reason is not None:
+            late = self.deadlines.error(overdue, reason)
+            overdue.fail_pending_as(late, WorkState.TIMED_OUT)
 
     def _error_of(self, work: Work) -> DistAbortedError:
         # A Work that is just being handed over is not tied to its record yet.
         handing_over = self.handing_over
+        op: _Op = work
         if work.record is None and handing_over is not None:
-            return self.aborted_error(handing_over[0])
-        return self.aborted_error(work)
+            op = handing_over[0]
+        return self._error(op.describe(), op.identity())
 
     def disown(self, why: str) -> None:
         """Refuse every op: this process is a forked child, the group its parent's.
@@ -410,7 +434,7 @@ class Generation:
             if self.aborted is not None or self.loss is not None:
                 return
             self.loss = loss = ConnectionLoss(error, self.spec)
-        for work in list(self.status.in_flight.values()):
+        for work in self._in_flight():
             work.hold_failures()
         self._peers.publish_loss(loss.reason, loss.agree)
 
@@ -481,7 +505,7 @@ class Generation:
     def _departure(self, text: str, remedy: str) -> Departure:
         number = self.status.collective_seq
         self.refresh()
-        for work in list(self.status.in_flight.values()):
+        for work in self._in_flight():
             record: Any = work.record
             if record is None:
                 continue
@@ -510,7 +534,7 @@ class Generation:
             reason = lost.reason if lost else self._destroyed()
             self._abort(reason, publish=True)
             # Another thread may be in the middle of an abort.
-            for work in list(self.status.in_flight.values()):
+            for work in self._in_flight():
                 work._block(DRAIN_WAIT)
             return
         with self.issue_lock, self._abort_lock:
@@ -523,9 +547,13 @@ class Generation:
             backend.shutdown()
         recorder.changed()
 
+    def forget(self) -> None:
+        """Have the store forget the group, which this rank has shut down for good."""
+        self._peers.forget()
+
     def _destroyed(self) -> AbortReason:
         me, text = f"rank {self.spec.global_rank}", "destroy_process_group()"
-        for work in list(self.status.in_flight.values()):
+        for work in self._in_flight():
             text += f", while {work.describe()} was in flight"
             break
         return AbortReason(text, me, remedy=ANEW_HINT)
@@ -542,7 +570,7 @@ class Generation:
             return
         self._drained = True
         on_device = on_device or sys.exc_info()[1] is not None
-        for work in list(self.status.in_flight.values()):
+        for work in self._in_flight():
             if work.on_device or not on_device:
                 work._block(max(0.0, deadline - time.monotonic()))
 
@@ -554,7 +582,7 @@ class Generation:
             return float("inf")
         self.refresh()
         self._note_withheld()
-        in_flight = list(self.status.in_flight.values())
+        in_flight = self._in_flight()
         nearest = self.deadlines.check(in_flight)
         if self.departures.by_rank:
             departure = self.departures.verdict(in_flight, lost=self.loss is not None)
@@ -584,7 +612,7 @@ class Generation:
 
     def _note_withheld(self) -> None:
         """Look for the cause of a connection that a Work in flight has lost."""
-        for work in list(self.status.in_flight.values()):
+        for work in self._in_flight():
             error = work.withheld
             if isinstance(error, ConnectionLostError):
                 self._connection_lost(error)

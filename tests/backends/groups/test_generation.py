@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import rankscope as dist
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import generation
+from rankscope.backends.groups.abort_reason import AbortReason
 from rankscope.backends.groups.world import world
 from tests.backends.manual import Manual
 
@@ -99,6 +101,36 @@ def test_the_hooks_of_an_abort_are_called_before_ops_end_and_do_not_stop_it(
     assert seen[2:] == [True, group.aborted]
     go.set()
     until(lambda: len(seen) == 5)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_of_ranks_that_abort_at_once_the_first_one_gives_the_reason(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    # This rank has not heard of it yet.
+    group.current._peers.close()
+    first = AbortReason("of rank 1", "rank 1", culprits=(3,))
+    group.store.set("abort", first.to_json())
+    answers, set_if_free = threading.Event(), dist.PrefixStore.compare_set
+    if silent:
+        monkeypatch.setattr(generation, "_AGREE_WAIT", 0.05)
+
+        def late(*args: Any) -> bytes:
+            answers.wait(30)
+            return set_if_free(*args)
+
+        monkeypatch.setattr(dist.PrefixStore, "compare_set", late)
+    group.abort("of this rank")
+    with pytest.raises(dist.DistAbortedError) as caught:
+        work.wait()
+    assert caught.value.reason == ("of this rank" if silent else "of rank 1")
+    assert caught.value.culprits == (() if silent else (3,))
+    answers.set()
+    until(lambda: group.aborted == first)
+    with pytest.raises(dist.DistAbortedError, match="of rank 1"):
+        dist.barrier()
 
 
 @pytest.mark.parametrize("lost", [False, True])
