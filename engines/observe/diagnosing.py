@@ -60,8 +60,6 @@ RECORDS = 200
 PERIOD = 0.25
 REPORTED_PERIOD = 0.5
 
-#: Seconds without a summary after which a rank is not responding to a request.
-QUIET = 2.0
 #: Seconds without a summary after which the watch sends the rank a request: one and a
 #: half periods of the heartbeat. With the request's `ANSWER` seconds a verdict about a
 #: process whose state is known follows within 3 s of the last heartbeat.
@@ -104,7 +102,7 @@ class Diagnosable(Protocol):
 def diagnose_once(
     cluster: Diagnosable,
     stall: float,
-    patience: float = QUIET,
+    patience: float = silence.QUIET,
     report_wait: float = 0.0,
 ) -> list[Verdict]:
     """Diagnose all groups once; see `backends.observe.diagnosis.diagnose`.
@@ -119,12 +117,13 @@ def diagnose_once(
     if not _is_suspicious(status, stall):
         return []
     # A silent rank would delay the diagnosis by another timeout.
-    responding = [one.rank for one in status.ranks if one.alive and not _silent(one)]
+    # In spite of the request.
+    responding = silence.responding(status.ranks)
     causes = {
         one.rank: silence.cause_of(before.get(one.rank), after.get(one.rank))
         or silence.cause_elsewhere(one, status.ranks, responding)
         for one in status.ranks
-        if one.alive and _silent(one)
+        if silence.is_silent(one)
     }
     undecided = {
         one.rank
@@ -271,7 +270,7 @@ def _view(
         crash_causes=one.crash_causes,
         # At least for `QUIET` s, if it never sent anything.
         silent_for=(
-            (one.heartbeat_age or QUIET) if one.alive and _silent(one) else None
+            (one.heartbeat_age or silence.QUIET) if silence.is_silent(one) else None
         ),
         silence=why_silent,
         process=f"{engine}pid {one.pid} on {one.host}",
@@ -296,11 +295,6 @@ def last_seen(one: RankStatus) -> str:
         return f"at {one.line}"
     done = [group.completed for group in one.groups if group.completed is not None]
     return f"after {done[0]}" if len(done) == 1 else ""
-
-
-def _silent(one: RankStatus) -> bool:
-    """Return whether a rank sent no summary for `QUIET` s, in spite of a request."""
-    return one.heartbeat_age is None or one.heartbeat_age > QUIET
 
 
 def _is_decided(one: RankStatus, cause: silence.Cause | None, patience: float) -> bool:

@@ -17,13 +17,12 @@ from ..errors import ClusterError
 from ..status import ClusterStatus
 from .flight_records import TIMEOUT, FlightRecords
 from .profiling import RATE, Profile, Sampled, Sampling, file_name, innermost_line
+from .silence import responding
 
-__all__ = ["Lateness", "Recorded", "located", "responding", "take", "watched"]
+__all__ = ["Lateness", "Recorded", "located", "take", "watched"]
 
 #: Records that are fetched of each rank, and of all ranks together.
 LAST, IN_ALL, LEAST = 200, 12_800, 24
-#: Seconds without a summary after which a rank is not asked: it would not answer.
-QUIET = 2.0
 #: Seconds that a status waits for the records.
 ANSWER = 0.5
 #: Seconds for which late ranks are sampled to tell where they are meanwhile.
@@ -48,15 +47,6 @@ class Recorded(Protocol):
         """Begin to sample where `ranks` are."""
 
 
-def responding(status: ClusterStatus) -> list[int]:
-    """Return the ranks that answer a request, by their last summaries."""
-    return [
-        one.rank
-        for one in status.ranks
-        if one.alive and one.heartbeat_age is not None and one.heartbeat_age <= QUIET
-    ]
-
-
 def take(
     cluster: Recorded,
     lateness: Lateness,
@@ -71,7 +61,7 @@ def take(
     out.
     """
     status = cluster.glance()
-    ranks = responding(status)
+    ranks = responding(status.ranks)
     if not ranks:
         return FlightRecords()
     records = cluster.flight_records(

@@ -20,7 +20,20 @@ from rankscope.backends.stores.process_end import stat_fields
 
 from ..status import RankStatus
 
-__all__ = ["Cause", "Sample", "cause_of", "describe", "sample", "take_samples"]
+__all__ = [
+    "QUIET",
+    "Cause",
+    "Sample",
+    "cause_of",
+    "describe",
+    "is_silent",
+    "responding",
+    "sample",
+    "take_samples",
+]
+
+#: Seconds without a summary after which a rank would not answer a request.
+QUIET = 2.0
 
 #: Seconds without a heartbeat after which the process of a rank is looked at: one
 #: period of the heartbeat.
@@ -30,6 +43,16 @@ LATE = 1.0
 GIL_WAKES = 50.0
 #: The share of the time that a thread waits for a CPU from which on it is starved.
 STARVED = 0.75
+
+
+def is_silent(one: RankStatus) -> bool:
+    """Return whether a rank that lives sent no summary for `QUIET` s."""
+    return one.alive and (one.heartbeat_age is None or one.heartbeat_age > QUIET)
+
+
+def responding(ranks: Iterable[RankStatus]) -> list[int]:
+    """Return those of `ranks` that answer a request, by their last summaries."""
+    return [one.rank for one in ranks if one.alive and not is_silent(one)]
 
 
 class Cause(enum.Enum):
