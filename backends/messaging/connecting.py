@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import psutil
 
 from ..errors import DistBackendError
 from ..rank_sets import name_ranks
-from ..routes import address_towards
+from ..routes import address_towards, is_link_local
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..stores.tcp import TCPStore
@@ -88,11 +87,16 @@ def own_address(store: Store | None = None, host: str = "") -> str:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         found = psutil.net_if_addrs().get(interface, [])
-        usable = [one for one in found if one.family in _FAMILIES]
+        usable = [
+            one
+            for one in found
+            if one.family in _FAMILIES and not is_link_local(one.address)
+        ]
         if usable:
-            return min(usable, key=_preference).address
+            return min(usable, key=lambda one: _FAMILIES.index(one.family)).address
         raise DistBackendError(
-            f"GLOO_SOCKET_IFNAME names {interface!r}, which has no address here; "
+            f"GLOO_SOCKET_IFNAME names {interface!r}, which has no address here "
+            "that others reach; "
             f"there are {', '.join(sorted(psutil.net_if_addrs()))}"
         )
     return (
@@ -106,11 +110,6 @@ def _host_of(store: Store | None) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store.host if isinstance(store, TCPStore) else ""
-
-
-def _preference(found: Any) -> tuple[bool, int]:
-    # A link-local address, fe80::1%eth0, has no meaning on another host.
-    return "%" in found.address, _FAMILIES.index(found.family)
 
 
 def interface_of(address: str) -> str:

@@ -17,6 +17,7 @@ from zmq.utils import z85
 from ..descriptors import REMEDY, allow_descriptors
 from ..errors import DistNetworkError
 from ..install import pip_install
+from ..routes import is_link_local
 
 __all__ = [
     "GOODBYE",
@@ -160,12 +161,24 @@ def endpoint_of(host: str, port: int) -> str:
     ZeroMQ binds to addresses and interfaces only, not to names.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        # One may name an interface that is not here.
+        found = (
+            []
+            if is_link_local(host)
+            else socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        )
     except OSError as error:
         raise DistNetworkError(
             f"the host name {host!r} cannot be resolved ({error.strerror}): "
             "check MASTER_ADDR"
         ) from error
+    # The name of a host, as of mDNS, may have such an address beside others.
+    found = [one for one in found if not is_link_local(str(one[4][0]))]
+    if not found:
+        raise DistNetworkError(
+            f"{host}: a link-local address of IPv6 means something else on each host: "
+            "name another address of rank 0's host as MASTER_ADDR"
+        )
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     family, address = found[0][0], found[0][4][0]
     shown = f"[{address}]" if family == socket.AF_INET6 else address

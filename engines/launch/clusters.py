@@ -27,7 +27,7 @@ from ..wire import ipyparallel_private as private
 from . import controller_main, mpiexec_main
 from .cluster_file import cluster_files, is_elsewhere
 from .engine_launcher import ForkedEngineSetLauncher
-from .files import session_folder
+from .files import folder_error, session_folder
 from .hosts import FORWARDED, HOSTS, LOST_AFTER, Hosts
 from .launched import Launched
 from .local_host import LocalHost
@@ -118,6 +118,8 @@ def prepare(
             f"engines={engines!r}: no such launcher here; there are "
             f"{', '.join(launcher_names())}"
         ) from error
+    except OSError as error:
+        raise folder_error(error) or error from None
     cluster = launched.cluster
     if _runs(Path(cluster.cluster_file)):
         launched.close()

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["files_of", "remove", "session_folder"]
+from ..errors import ClusterStartError
+
+__all__ = ["files_of", "folder_error", "remove", "session_folder"]
+
+#: Of a file that cannot be written, whatever it is: its folder is full or read-only.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+
+
+def folder_error(error: BaseException, profile: str = "") -> ClusterStartError | None:
+    """Return the error for a folder that takes no files; ``None`` for other errors.
+
+    One that names no file is of the files in `profile`.
+    """
+    if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+        return None
+    file = error.filename2 or error.filename
+    folder = os.path.dirname(str(file)) if file else profile
+    ours = Path(folder).is_relative_to(tempfile.gettempdir())
+    variable = "TMPDIR" if ours and not folder.startswith(profile) else "IPYTHONDIR"
+    return ClusterStartError(
+        f"{folder} takes no files ({error.strerror}): make room there, or name a "
+        f"folder elsewhere by {variable}, in the environment in which Jupyter starts"
+    )
 
 
 def session_folder(cluster_id: str) -> Path:

@@ -381,11 +381,16 @@ def _address_of(interface: str) -> str:
     """Return the address of an interface of this host, or the address that it is."""
     if _is_ours(interface):
         return interface
-    interfaces = psutil.net_if_addrs()
-    for found in interfaces.get(interface, []):
-        if found.family is socket.AF_INET:
-            return found.address
+    # Of those that there are, the ones that ranks of other hosts can use.
+    usable = {
+        name: one.address
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in reversed(addresses)
+        if one.family is socket.AF_INET
+    }
+    if interface in usable:
+        return usable[interface]
     raise ClusterStartError(
-        f"--interface {interface}: no interface or address of this host; there are "
-        f"{', '.join(sorted(interfaces))}"
+        f"--interface {interface}: no interface or IPv4 address of this host, which "
+        f"ipyparallel's controller needs; there are {', '.join(sorted(usable))}"
     )

@@ -20,7 +20,7 @@ from ..errors import ClusterStartError
 from ..wire import ipyparallel_private as private
 from .engine_launcher import ForkedEngineSetLauncher
 from .engine_registration import last_log_lines, wait_for_engines
-from .files import remove
+from .files import folder_error, remove
 from .hosts import Hosts
 from .keeper_main import KEPT, hold
 from .launched_processes import LaunchedProcesses
@@ -185,7 +185,7 @@ class Launched(LaunchedProcesses):
                 f"{last_log_lines(self.cluster)}"
             ) from error
         except Exception as error:
-            raise ClusterStartError(
+            raise folder_error(error, self.cluster.profile_dir) or ClusterStartError(
                 f"{step}: {type(error).__name__}: {error}{last_log_lines(self.cluster)}"
             ) from error
         try:

@@ -110,8 +110,9 @@ class SlurmHosts(Hosts):
             return address_towards(name)
         except OSError as error:
             raise ClusterStartError(
-                f"{name}: no route of IPv4 leads there ({error.strerror}): name "
-                "the address at which it reaches this host with --interface"
+                f"{name}: no route of IPv4 leads there ({error.strerror}), and "
+                "ipyparallel's controller, which all ranks connect to, has no IPv6: "
+                "name the IPv4 address at which it reaches this host with --interface"
             ) from None
 
     def check(self) -> None:

@@ -121,6 +121,7 @@ class SshHosts(Hosts):
         except OSError as error:
             raise ClusterStartError(
                 f"{name}: no route of IPv4 leads there from this host but ssh's own "
-                f"({error.strerror or error}): name the address at which it reaches "
-                "this host with --interface"
+                f"({error.strerror or error}), and ipyparallel's controller, which all "
+                "ranks connect to, has no IPv6: give the hosts IPv4 addresses, and "
+                "name the one at which it reaches this host with --interface"
             ) from None

@@ -187,4 +187,9 @@ def describe(
             "a call holds the GIL, e.g. inside CUDA "
             f"(there: py-spy dump --native --pid {pid}): {replace}"
         )
+    if cause is Cause.HOST:
+        return (
+            f"no rank of {host} answers: the host or the network to it is down, or "
+            "else its process is stopped or holds the GIL"
+        )
     return ""

@@ -24,6 +24,7 @@ from rankscope.backends.groups.launched import ENDED, LOST
 from rankscope.backends.launch_variables import STORE
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.base import LAUNCHER as SERVED_BY_LAUNCHER
+from rankscope.backends.stores.process_end import is_stopped
 from rankscope.backends.stores.tcp import TCPStore
 
 from ..wire.torch_environment import TorchOptions, torchrun_variables
@@ -33,6 +34,9 @@ __all__ = ["Launcher", "Script"]
 
 #: Seconds that ranks get to end after a signal, before they are killed.
 GRACE = 5.0
+
+#: Seconds between two looks for ranks that are stopped.
+LOOK = 5.0
 
 _HOST = "127.0.0.1"
 
@@ -89,6 +93,8 @@ class Launcher:
         self._ranks: dict[int, RankProcess] = {}
         self._ended: list[RankProcess] = []
         self._restarted = dict.fromkeys(range(size), 0)
+        # Rank → since when it is stopped, and when that is said next.
+        self._stopped: dict[int, tuple[float, float]] = {}
         self._run_id = secrets.token_hex(4)
         self._listening = socket.create_server((_HOST, port), backlog=4 * size + 16)
         self._torch_store: subprocess.Popen[bytes] | None = None
@@ -177,7 +183,7 @@ class Launcher:
 
     def _watch(self) -> int:
         while True:
-            event = self._events.get()
+            event = self._next_event()
             if isinstance(event, int):
                 return self._interrupted(event)
             rank = event.rank
@@ -203,6 +209,33 @@ class Launcher:
             count = f"{self._restarted[rank]} of {self._restarts}"
             say(f"{event.describe()}; it is started again ({count})")
             self._start(rank)
+
+    def _next_event(self) -> RankProcess | int:
+        while True:
+            try:
+                return self._events.get(timeout=LOOK)
+            except queue.Empty:
+                self._tell_stopped()
+
+    def _tell_stopped(self) -> None:
+        """Say which ranks are stopped, and again after twice as long each time.
+
+        The others may wait for one for ever. It is a person's to continue.
+        """
+        now = time.monotonic()
+        for rank, process in self._ranks.items():
+            if not is_stopped(process.pid):
+                self._stopped.pop(rank, None)
+                continue
+            # From the second look on: a profiler stops a process for a moment.
+            since, due = self._stopped.setdefault(rank, (now, now + LOOK))
+            if now >= due:
+                self._stopped[rank] = since, now + (now - since)
+                say(
+                    f"rank {rank} (pid {process.pid}) has been stopped for "
+                    f"{now - since:.0f} s (SIGSTOP, or a debugger): kill -CONT "
+                    f"{process.pid} continues it, Ctrl-C ends all ranks"
+                )
 
     def _lose(self, event: RankProcess, why_not: str) -> bool:
         """Have the others go on without a rank that failed, if enough are left."""

@@ -62,7 +62,6 @@ def test_loopback_only_if_all_ranks_share_a_host(
     [
         (["fd00::2", "10.0.0.2"], "10.0.0.2"),
         (["fe80::1%eth0", "fd00::2"], "fd00::2"),
-        (["fe80::1%eth0"], "fe80::1%eth0"),
     ],
 )
 def test_the_address_of_an_interface(
@@ -83,6 +82,12 @@ def test_the_address_of_an_interface(
 def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(DistBackendError, match=f"'nowhere0'.*there are .*{LOOPBACK}"):
+        connecting.own_address()
+    # Which is no address to other hosts.
+    only = SimpleNamespace(address="fe80::1%eth0", family=socket.AF_INET6)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": [only]})
+    with pytest.raises(DistBackendError, match="'eth0', which has no address here"):
         connecting.own_address()
 
 

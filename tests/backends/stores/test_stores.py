@@ -623,6 +623,8 @@ def test_tcp_port_in_use(master: TCPStore) -> None:
         ("127.0.0.1", 0, ValueError, "master only"),
         ("127.0.0.1", 65536, ValueError, "65535"),
         ("no-such-host.invalid", 1, DistNetworkError, "cannot be resolved"),
+        ("fe80::1%eth0", 1, DistNetworkError, ": a link-local address"),
+        ("fe80::1", 1, DistNetworkError, "name another address of rank"),
     ],
 )
 def test_tcp_bad_arguments(

@@ -127,7 +127,7 @@ def test_a_host_is_given_up_after_the_time_that_is_set(seen: dict[str, Any]) -> 
         ),
         ("login", "unknown@host-b: it lets nobody in without a password"),
         ("twice", "host-b and root@host-b are one host"),
-        ("interface", "--interface eth7: no interface or address of this host"),
+        ("interface", "--interface eth7: no interface or IPv4 address of this"),
         ("reach", "host-b cannot connect to the controller at 127.0.0.1, port "),
         ("room", "100000 ranks are too many for host-b"),
         ("mpi", "Host key verification failed"),

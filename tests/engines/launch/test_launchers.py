@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from rankscope.backends import Backend, BackendConfig
 from rankscope.backends.interface.registry import resolve
-from rankscope.engines import Cluster, ClusterError
+from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.cluster import recovery
 from rankscope.engines.launch import clusters
+from rankscope.engines.launch.files import folder_error
 from rankscope.engines.launch.launched import Launched
 from rankscope.engines.wire.launchers import launchers_of, needs_launcher
 
@@ -78,6 +83,35 @@ def test_the_error_of_a_start_is_told_whatever_becomes_of_its_end(
         Cluster(1)
     assert "the ranks that did not start could not all be ended" in caplog.text
     assert "no such job" in caplog.text
+
+
+def test_a_folder_that_takes_no_files_is_named_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk was an `OSError` of a library, or one that named no folder."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    copied = OSError(*full.args, "/lib/README", None, "/home/me/.ipython/README")
+
+    def refuses(**_: object) -> NoReturn:
+        raise copied
+
+    monkeypatch.setattr("ipyparallel.Cluster", refuses)
+    with pytest.raises(ClusterStartError) as caught:
+        Cluster(1)
+    assert str(caught.value) == (
+        "/home/me/.ipython takes no files (No space left on device): make room there, "
+        "or name a folder elsewhere by IPYTHONDIR, in the environment in which Jupyter "
+        "starts"
+    )
+    said = str(folder_error(full, "/home/me/.ipython/profile_default"))
+    assert said.startswith("/home/me/.ipython/profile_default takes no files (")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    temporary = OSError(errno.EROFS, "Read-only file system", f"{tmp_path}/tmp1")
+    said = str(folder_error(temporary, "/home/me/.ipython/profile_default"))
+    assert said.startswith(f"{tmp_path} takes no files (Read-only file system): ")
+    assert " by TMPDIR, " in said
+    assert folder_error(OSError(errno.ENOENT, "none", "/x"), "/home") is None
 
 
 def test_the_controller_is_ended_although_the_engines_are_not() -> None:

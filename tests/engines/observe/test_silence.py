@@ -137,7 +137,6 @@ def test_what_is_not_known_is_not_claimed() -> None:
     assert cause_of(at(0, None), at(1, 300)) is None
     assert cause_of(None, at(1, 300)) is None
     assert describe(None, 2, 7, "far") == ""
-    assert describe(Cause.HOST, 2, 7, "far") == ""
 
 
 def test_only_ranks_of_this_host_that_are_late_are_looked_at() -> None:
@@ -162,6 +161,7 @@ def test_only_ranks_of_this_host_that_are_late_are_looked_at() -> None:
         (Cause.HOLDS_GIL, "a call holds the GIL.* --pid 7 .*: %dist_restart 2"),
         (Cause.STARVED, "its threads wait for a CPU"),
         (Cause.ALONE, "other ranks of far answer.* --pid 7.*: %dist_restart 2"),
+        (Cause.HOST, "no rank of far answers: the host or the network to it is down"),
     ],
 )
 def test_each_cause_is_described_with_what_to_do(found: Cause, text: str) -> None:
@@ -247,11 +247,12 @@ def test_a_rank_alone_silent_on_another_host_is_named_at_once() -> None:
     assert diagnose_once(Ranks(1.9, neighbour=True), STALL, SILENCE) == []
 
 
-def test_a_silent_host_is_named_when_a_second_diagnosis_confirms_it() -> None:
+def test_a_silent_host_is_named_at_once() -> None:
+    """It was a process that is stopped, or holds the GIL, first of all."""
     (verdict,) = diagnose_once(Ranks(2.4, neighbour=False), STALL, SILENCE)
     assert verdict.culprits == (1, 2)
-    assert not verdict.certain
-    assert "or its host is out of reach" in verdict.text
+    assert verdict.certain
+    assert "no rank of far answers: the host or the network to it is" in verdict.text
 
 
 def test_what_the_ranks_are_told_is_by_group() -> None:

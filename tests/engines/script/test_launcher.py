@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.verdicts import Fault
 from rankscope.engines import Job
+from rankscope.engines.script import launcher
 from rankscope.engines.script.launcher import Launcher, Script
 from rankscope.engines.script.rank_process import RankProcess
 from rankscope.engines.wire.job_file import job_files
@@ -230,14 +233,14 @@ def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> N
     """As under nohup."""
     monkeypatch.setenv("RANKSCOPE_KEY", "of the test")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    launcher = Launcher(1, Script("train.py"))
+    one = Launcher(1, Script("train.py"))
     try:
-        with launcher._signals():
+        with one._signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             signal.raise_signal(signal.SIGTERM)
-        assert launcher._events.get_nowait() == signal.SIGTERM
+        assert one._events.get_nowait() == signal.SIGTERM
     finally:
-        launcher._close()
+        one._close()
         signal.signal(signal.SIGHUP, before)
 
 
@@ -274,6 +277,38 @@ def test_the_last_words_of_a_rank_are_not_how_to_attach(
         rank._forward(source, sys.stderr)
     assert rank.last_words == "no such file"
     assert "[rank 0] rankscope: to see this job" in capfd.readouterr().err
+
+
+def test_a_stopped_rank_is_told_again_and_again_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher waited for it without a word, as for one that computes."""
+    now, stopped, one = [0.0], {41}, object.__new__(Launcher)
+    one._ranks = {0: _of_pid(41), 1: _of_pid(42)}
+    one._stopped, one._events = {}, queue.SimpleQueue()
+    monkeypatch.setattr(launcher, "is_stopped", stopped.__contains__)
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(launcher, "LOOK", 5.0)
+    for _ in range(10):
+        one._tell_stopped()
+        now[0] += launcher.LOOK
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == (
+        "rankscope.run: rank 0 (pid 41) has been stopped for 5 s (SIGSTOP, or a "
+        "debugger): kill -CONT 41 continues it, Ctrl-C ends all ranks"
+    )
+    assert [line.split(" for ")[1].split()[0] for line in told] == [
+        *("5", "10", "20", "40")
+    ]
+    stopped.clear()
+    one._tell_stopped()
+    assert one._stopped == {}
+
+
+def _of_pid(pid: int) -> RankProcess:
+    process = object.__new__(RankProcess)
+    process.pid = pid
+    return process
 
 
 @pytest.mark.parametrize(
