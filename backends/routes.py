@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
 
-__all__ = ["address_towards", "is_link_local"]
+import psutil
+
+__all__ = ["address_towards", "any_address", "is_link_local"]
 
 
 def address_towards(host: str, family: int = socket.AF_INET) -> str:
@@ -31,3 +33,20 @@ def is_link_local(host: str) -> bool:
         return IPv6Address(host).is_link_local
     except ValueError:
         return False
+
+
+def any_address() -> str:
+    """Return an address of this host that others may reach, of IPv4 if it has one.
+
+    Where there is none it is that of loopback.
+    """
+    found = [
+        (one.family != socket.AF_INET, one.address)
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+        and not is_link_local(one.address)
+        and not ip_address(one.address).is_loopback
+    ]
+    # The first of its family, as the system lists the interfaces.
+    return min(found, key=lambda one: one[0], default=(False, "127.0.0.1"))[1]

@@ -10,7 +10,7 @@ import psutil
 
 from ..errors import DistBackendError
 from ..rank_sets import name_ranks
-from ..routes import address_towards, is_link_local
+from ..routes import address_towards, any_address, is_link_local
 from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..stores.tcp import TCPStore
@@ -81,8 +81,9 @@ def own_address(store: Store | None = None, host: str = "") -> str:
     """Return the address at which ranks on other hosts reach this process.
 
     It is that of the interface GLOO_SOCKET_IFNAME, else of the route to `host`, to that
-    of `store`, to MASTER_ADDR, or to the rest of the world, else loopback. Raises
-    `DistBackendError` if the variable names an interface that has no address.
+    of `store`, to MASTER_ADDR, or to the rest of the world, else any that is not
+    loopback. Raises `DistBackendError` if the variable names an interface that has no
+    address.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
@@ -101,7 +102,7 @@ def own_address(store: Store | None = None, host: str = "") -> str:
         )
     return (
         _address_towards(host, _host_of(store), os.environ.get("MASTER_ADDR", ""))
-        or "127.0.0.1"
+        or any_address()
     )
 
 

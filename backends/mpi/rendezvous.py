@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -10,10 +11,10 @@ import time
 from typing import Any
 
 import numpy as np
-import psutil
 
 from ..errors import DistNetworkTimeoutError
 from ..launch_variables import OPEN_MPI, PMI, first_number, ranks
+from ..routes import any_address
 from ..stores.tcp import TCPStore
 from .job import initialise, unavailable_reason
 
@@ -89,12 +90,9 @@ def _address(size: int) -> str:
     """Return an address of this host that all ranks of the job can reach."""
     if first_number((OPEN_MPI.local_size, PMI.local_size)) == size:
         return "127.0.0.1"
-    named = socket.gethostbyname(socket.gethostname())
-    if not named.startswith("127."):
-        return named
-    # The host's name resolves to loopback, as on Debian: take an interface.
-    for addresses in psutil.net_if_addrs().values():
-        for entry in addresses:
-            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
-                return entry.address
-    return named
+    with contextlib.suppress(OSError):
+        named = socket.gethostbyname(socket.gethostname())
+        # As on Debian the host's name may be that of loopback.
+        if not named.startswith("127."):
+            return named
+    return any_address()

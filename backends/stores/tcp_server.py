@@ -6,6 +6,7 @@ import errno
 import logging
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -38,6 +39,12 @@ _END_WAIT = 2.0
 _LINGER_MS = 200
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+
+
+def _is_own_name(host: str) -> bool:
+    """Return whether `host` is what this host is called, with or without a domain."""
+    own = socket.gethostname()
+    return own != "localhost" and host.partition(".")[0] == own.partition(".")[0]
 
 
 class TCPStoreServer:
@@ -86,6 +93,9 @@ class TCPStoreServer:
         router.router_mandatory = True
         router.sndhwm = router.rcvhwm = 0
         endpoint = endpoint_of(host, port)
+        if endpoint.startswith("tcp://127.") and _is_own_name(host):
+            # As on Debian, 127.0.1.1: other hosts know the name by another address.
+            endpoint = f"tcp://*:{port or '*'}"
         router.ipv6 = "[" in endpoint
         try:
             router.bind(endpoint)

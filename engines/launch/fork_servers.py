@@ -13,6 +13,8 @@ from .leashed import LeashedProcess
 __all__ = ["MODULE", "ForkServer"]
 
 MODULE = "rankscope.engines.agent.fork_server"
+#: Each answer of a fork server has one of these.
+_ANSWERS = frozenset(("host", "at", "refused", "pids", "failed"))
 
 
 class Forked(Protocol):
@@ -70,7 +72,9 @@ class ForkServer(LeashedProcess):
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "pid" not in message:
-            super()._handle(message)
+            # What a login has printed may look like a message.
+            if not _ANSWERS.isdisjoint(message):
+                super()._handle(message)
             return
         launcher = self._by_pid.pop(message["pid"], None)
         if launcher is not None:

@@ -102,8 +102,8 @@ class SshHosts(Hosts):
         if server.exit_code != 255:
             return (
                 f"what ssh ran there ended with {server.exit_code} and did not answer: "
-                f"`ssh -o BatchMode=yes {name} true` has to work in a terminal"
-                f"{server.last_lines()}"
+                f"`ssh -o BatchMode=yes {name} {self.python} -m rankscope doctor` has "
+                f"to work in a terminal{server.last_lines()}"
             )
         for words, advice in _ADVICE.items():
             if words in server.last_output:

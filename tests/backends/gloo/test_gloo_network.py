@@ -46,6 +46,12 @@ SIX = addresses(socket.AF_INET6, LOOPBACK)
 needs_ipv6 = pytest.mark.skipif(not SIX, reason="this machine has no IPv6")
 
 
+def found_as(there: list[str]) -> list[SimpleNamespace]:
+    """Addresses of an interface as psutil finds them."""
+    six, four = socket.AF_INET6, socket.AF_INET
+    return [SimpleNamespace(address=x, family=six if ":" in x else four) for x in there]
+
+
 def test_loopback_only_if_all_ranks_share_a_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -67,15 +73,30 @@ def test_loopback_only_if_all_ranks_share_a_host(
 def test_the_address_of_an_interface(
     monkeypatch: pytest.MonkeyPatch, there: list[str], chosen: str
 ) -> None:
-    found = [
-        SimpleNamespace(
-            address=address,
-            family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-        )
-        for address in there
-    ]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found})
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found_as(there)})
+    assert connecting.own_address() == chosen
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        (["127.0.0.1", "fd00::2", "10.0.0.2", "10.0.0.3"], "10.0.0.2"),
+        (["127.0.0.1", "::1", "fe80::1%eth0", "fd00::2"], "fd00::2"),
+        (["127.0.0.1", "::1", "fe80::1%eth0"], "127.0.0.1"),
+    ],
+)
+def test_the_address_of_a_host_whose_own_name_is_loopback(
+    monkeypatch: pytest.MonkeyPatch, there: list[str], chosen: str
+) -> None:
+    """And that has no route to the rest of the world: it was loopback, as on Debian."""
+
+    def no_route(*_: object) -> str:
+        raise OSError("network is unreachable")
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(connecting, "address_towards", no_route)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": found_as(there)})
     assert connecting.own_address() == chosen
 
 
@@ -84,9 +105,9 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(DistBackendError, match=f"'nowhere0'.*there are .*{LOOPBACK}"):
         connecting.own_address()
     # Which is no address to other hosts.
-    only = SimpleNamespace(address="fe80::1%eth0", family=socket.AF_INET6)
+    only = found_as(["fe80::1%eth0"])
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": [only]})
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": only})
     with pytest.raises(DistBackendError, match="'eth0', which has no address here"):
         connecting.own_address()
 

@@ -563,13 +563,30 @@ def test_tcp_malformed_requests_of_a_client(master: TCPStore) -> None:
     client.close()
 
 
-def test_tcp_listens_only_where_it_must(master: TCPStore) -> None:
-    mine = [
-        c.laddr
+def test_tcp_listens_only_where_it_must(
+    master: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listens_at(master) == ["127.0.0.1"]
+    # As on Debian: to other hosts the name of this one is another address.
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *args, **named: resolve("127.0.1.1", *args)
+    )
+    for name, found in (("node1.org", "0.0.0.0"), ("node2", "127.0.1.1")):
+        store = TCPStore(name, 0, is_master=True, key=KEY)
+        assert listens_at(store) == [found]
+        store.set("key", "value")
+        store.close()
+
+
+def listens_at(store: TCPStore) -> list[str]:
+    """The addresses at which this process listens at the port of a store."""
+    return [
+        c.laddr.ip
         for c in psutil.Process().net_connections("tcp")
-        if c.status == psutil.CONN_LISTEN and c.laddr.port == master.port
+        if c.status == psutil.CONN_LISTEN and c.laddr.port == store.port
     ]
-    assert [address.ip for address in mine] == ["127.0.0.1"]
 
 
 def test_tcp_nobody_listens() -> None:

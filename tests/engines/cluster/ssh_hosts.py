@@ -181,9 +181,10 @@ class Sshd:
         path = shlex.quote(os.environ["PYTHONPATH"])
         #: What ``remote_python`` is to be: the code that is tested.
         self.python = str(folder / "python")
-        # As of a login that sets the title of a terminal.
-        title = f'printf title; PYTHONPATH={path} exec {sys.executable} "$@"'
-        self.program(folder / "python", title)
+        # As of a login that says something, and sets the title of a terminal.
+        said = "echo '{\"welcome\": 1}'; printf title"
+        python = f'PYTHONPATH={path} exec {sys.executable} "$@"'
+        self.program(folder / "python", f"{said}; {python}")
         os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
         assert SSHD is not None
         self._sshd = subprocess.Popen(
