@@ -50,17 +50,21 @@ class Process:
         return stated_rank(self.variables)
 
 
-_FACTS = ("pid", "ppid", "cmdline", "name", "exe", "uids", "create_time", "environ")
+_FACTS = (
+    *("pid", "ppid", "status", "cmdline", "name", "exe", "uids", "create_time"),
+    "environ",
+)
 
 
 def read_table() -> dict[int, Process]:
-    """Return every process of this host but this one, by its pid."""
+    """Return every process that runs on this host but this one, by its pid."""
     table = {}
     # A fact that this user may not read is None.
     for one in psutil.process_iter(_FACTS):
         facts = one.info
         pid = facts["pid"]
-        if pid == os.getpid():
+        # One that has ended, and whose parent has not asked how, shows what it was not.
+        if pid == os.getpid() or facts["status"] == psutil.STATUS_ZOMBIE:
             continue
         uids = facts["uids"]
         table[pid] = Process(

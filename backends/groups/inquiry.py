@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 from ..errors import DistError, DistNetworkError, DistStoreError
@@ -87,15 +88,27 @@ Answers = Mapping[int, "dict[str, Any] | None"]
 
 
 def main_thread_place() -> Place:
-    """Return the innermost line of the main thread that is no library's."""
-    ident = threading.main_thread().ident
-    inner = None if ident is None else sys._current_frames().get(ident)
-    frame = users_frame(inner)
+    """Return the innermost line of the main thread that is no library's.
+
+    Where it waits for a thread to end, that of the thread.
+    """
+    frame = users_frame(_innermost())
     if frame is None:
         return Place("", "is in no line of its script")
     code = frame.f_code
     line = (code.co_filename, frame.f_lineno, code.co_name)
     return Place(recorder.name_source(line), "", *handled_exception())
+
+
+def _innermost() -> FrameType | None:
+    threads = sys._current_frames()
+    found = frame = threads.get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code is threading.Thread.join.__code__:
+            joined = threads.get(frame.f_locals["self"].ident)
+            return found if users_frame(joined) is None else joined
+        frame = frame.f_back
+    return found
 
 
 def message_of(error: BaseException) -> str:

@@ -86,6 +86,8 @@ def write_part(
         except (OSError, RuntimeError) as problem:
             problems.append(f"its stacks: {problem!r}")
     left = ended and error is None
+    waited = failed or not ended
+    making = _making(place.address, error if ended else None) if waited else None
     facts = {
         "written_ns": time.time_ns(),
         "world_size": place.world_size,
@@ -100,7 +102,7 @@ def write_part(
         "death": death or None,
         "last_cell_exit": place.exit_while_idle() or None,
         "recorded": recorded,
-        "rendezvous": None if ended else _making(place.address),
+        "rendezvous": making,
         "exception": _exception(error, ended),
         "memory": _memory(),
         "versions": _versions(),
@@ -122,8 +124,8 @@ def write_facts(folder: Path, rank: int, facts: Mapping[str, Any]) -> None:
     unfinished.replace(folder / f"{FACTS}{rank}.json")
 
 
-def _making(address: str) -> dict[str, Any] | None:
-    making = rendezvous(address)
+def _making(address: str, error: BaseException | None) -> dict[str, Any] | None:
+    making = rendezvous(address, error)
     if making is not None and making["line"] is not None:
         making["line"][0] = _name_of(making["line"][0])
     return making

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ..groups.world import world
 from ..launch_variables import first_number
-from .settings import RANK, WORLD_SIZE, job_key, job_name
+from .settings import ERROR_FILE, RANK, WORLD_SIZE, job_key, job_name
 
 __all__ = ["Place"]
 
@@ -18,6 +18,10 @@ class Place:
 
     def __init__(self) -> None:
         self._parent = os.getppid()
+        # Under torchrun the ranks are those that it has started, also where the script
+        # has one meet the others elsewhere. Else a script may start ranks itself.
+        is_torchruns = ERROR_FILE in os.environ
+        self._env = dict(os.environ) if is_torchruns else os.environ
         self._rank: int | None = None
         self._size: int | None = None
         #: What the ranks of the job have in common; empty: the environment tells.
@@ -53,7 +57,7 @@ class Place:
     @property
     def key(self) -> str:
         """What the ranks of the job have in common on a host, and no others have."""
-        return job_key(self._parent, job=self.job)
+        return job_key(self._parent, self._env, job=self.job)
 
     @property
     def name(self) -> str:

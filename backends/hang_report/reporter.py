@@ -27,7 +27,7 @@ from .meeting import Meeting
 from .over_hosts import LAST, SERVER_WAIT, KeyValues, OverHosts
 from .place import Place
 from .reports import LOOK as FROM_OUTSIDE
-from .reports import VERDICT_WAIT, Wish, say_on_stderr, until
+from .reports import VERDICT_WAIT, Wish, is_consequence, say_on_stderr, until
 from .settings import Settings, this_host
 from .waiting import Waiting
 
@@ -82,6 +82,9 @@ class Reporter:
         self._stopped = threading.Event()
         self._began = time.monotonic()
         self._looked = 0.0
+        #: The exception that has ended the main thread's work: what is thought of it
+        #: takes a while on a busy host, and a peer may ask before.
+        self.ended_by: BaseException | None = None
         #: The last error because of which no report was written.
         self._failed = ""
         #: Called before this rank leaves the others at its end.
@@ -326,12 +329,20 @@ class Reporter:
                 joined.reports.take_part(request, self._wishes[0][0])
                 self._fulfil()
             else:
-                joined.reports.take_part(request, Wish(""))
+                joined.reports.take_part(request, self._end())
         while self._wishes and not self._stopped.is_set():
             wish = self._wishes[0][0]
             if not joined.reports.are_told(wish):
                 joined.reports.request(wish)
             self._fulfil()
+
+    def _end(self) -> Wish:
+        """Return what this rank tells of its end where a peer wants a report."""
+        error = self.ended_by
+        if error is None:
+            return Wish("")
+        failed = isinstance(error, RuntimeError) and is_consequence(error)
+        return Wish("error" if failed else "exception", error, ended=True)
 
     def _fulfil(self) -> None:
         with self._lock:

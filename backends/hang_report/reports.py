@@ -40,6 +40,7 @@ __all__ = [
     "Request",
     "Wish",
     "await_parts",
+    "is_consequence",
     "say_on_stderr",
     "until",
 ]
@@ -308,6 +309,14 @@ class Reports:
             with contextlib.suppress(OSError, ValueError):
                 self._say(f"rankscope: {found}")
         return found
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an op has failed because another rank was late, or is gone."""
+    # Only where an op has failed.
+    from ..post_mortem.tracebacks import Raised
+
+    return Raised(f"{type(error).__name__}: {error}", ()).is_consequence
 
 
 def check_room(folder: Path) -> None:

@@ -21,7 +21,14 @@ from ..launch_variables import (
     sizes,
 )
 
-__all__ = ["Settings", "facts_of", "job_key", "job_name", "this_host"]
+__all__ = [
+    "ERROR_FILE",
+    "Settings",
+    "facts_of",
+    "job_key",
+    "job_name",
+    "this_host",
+]
 
 #: Values of a variable that mean no.
 _NO = ("0", "false", "no", "off")
@@ -43,7 +50,7 @@ _OF_JOB = (
     *(*ENV.job, *SLURM.job, *PMIX.job),
     *("OMPI_MCA_ess_base_jobid", "PMI_KVSNAME"),
 )
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 #: Variables that are written down; no others, which may be secrets.
 _SHOWN = (
@@ -98,7 +105,7 @@ def job_key(parent: int, env: Mapping[str, str] = os.environ, *, job: str = "") 
     `parent` is the process that has started this one, `job` what the program tells of
     it, if it does.
     """
-    error_file = env.get(_ERROR_FILE)
+    error_file = env.get(ERROR_FILE)
     known = [env.get(name, "") for name in _OF_JOB]
     # A shell may be between a launcher and each of its ranks.
     own = "" if any(known) else str(parent)

@@ -17,7 +17,7 @@ from ..groups.world import world
 from ..stores.base import RANK_0, Store
 from .c_signals import PausedHandler, end_by, handle_by
 from .reporter import Reporter
-from .reports import Wish, until
+from .reports import Wish, is_consequence, until
 
 if TYPE_CHECKING:
     from ..torch_watch.watch import TorchWatch
@@ -88,14 +88,6 @@ def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
     reporter.before_end.append(leave)
 
 
-def is_consequence(error: BaseException) -> bool:
-    """Whether an op has failed because another rank was late, or is gone."""
-    # Only where an op has failed.
-    from ..post_mortem.tracebacks import Raised
-
-    return Raised(f"{type(error).__name__}: {error}", ()).is_consequence
-
-
 def _follows_from_a_rank(error: BaseException) -> bool:
     if isinstance(error, DistAbortedError) and not error.culprits:
         from ..post_mortem.rank_facts import STORE_LOST
@@ -139,6 +131,7 @@ def install_excepthook(reporter: Reporter) -> None:
         error: BaseException,
         traceback: TracebackType | None,
     ) -> None:
+        reporter.ended_by = error
         with contextlib.suppress(Exception):
             world.announce_end()
             if getattr(error, _REPORTED, False) or _is_aborted(reporter):

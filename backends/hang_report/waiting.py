@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 from ..groups.world import world
@@ -56,27 +57,27 @@ class Waiting:
         return self.seen
 
 
-def rendezvous(address: str = "") -> dict[str, Any] | None:
-    """Return in which call the main thread makes a group.
+def rendezvous(
+    address: str = "", error: BaseException | None = None
+) -> dict[str, Any] | None:
+    """Return in which call the main thread makes a group, or has failed by `error`.
 
     `address` is where the ranks of the job meet.
     """
-    ident = threading.main_thread().ident
-    frame = None if ident is None else sys._current_frames().get(ident)
-    while frame is not None and not makes_group(
-        frame.f_code.co_filename, frame.f_code.co_name
-    ):
-        frame = frame.f_back
-    if frame is None:
-        return None
-    caller = users_frame(frame)
-    return {
-        "call": frame.f_code.co_name,
-        "address": address,
-        "line": None
-        if caller is None
-        else [caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name],
-    }
+    if error is None:
+        inner = sys._current_frames().get(threading.main_thread().ident or 0)
+        calls = traceback.walk_stack(inner) if inner is not None else iter(())
+    else:
+        calls = reversed([*traceback.walk_tb(error.__traceback__)])
+    call = ""
+    for frame, number in calls:
+        code = frame.f_code
+        if not call and makes_group(code.co_filename, code.co_name):
+            call = code.co_name
+        if call and users_frame(frame) is frame:
+            line = [code.co_filename, number, code.co_name]
+            return {"call": call, "address": address, "line": line}
+    return {"call": call, "address": address, "line": None} if call else None
 
 
 def makes_group(file: str, function: str) -> bool:

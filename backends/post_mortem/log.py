@@ -37,9 +37,10 @@ _SIGNS = (
     *(b"will restart worker group", b"global_world_sizes=", b"that process rank "),
     *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
     *(b"Fatal Python error: ", b"ut of memory: Kill"),
-    *(b" oom_kill event", b" oom-kill event"),
+    *(b" oom_kill event", b" oom-kill event", b"; the report is "),
 )
 _FAULT = b"(most recent call first):"
+_LAUNCHERS = "torch.distributed.elastic"
 _RESTART = re.compile(r"Worker group .*will restart worker group")
 #: Gloo's last words where it receives more than the op of this rank takes.
 _TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
@@ -51,6 +52,10 @@ _FATAL = re.compile(
 _OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d{1,10}) ")
 #: Slurm, which does not tell of which process.
 _OOM_KILL = re.compile(r"oom[_-]kill events?(?:\(s\))? in StepId=([\w.+]{1,60})\b")
+#: What the job has said itself, as its own line and in errors; each host says it once.
+_SAID = re.compile(
+    r"(?:^rankscope: |^Why, as the ranks' records tell: )(.+; the report is .+)"
+)
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -74,7 +79,8 @@ class _Stream:
 
     def feed(self, text: str) -> None:
         raised = self.tracebacks.feed(text)
-        if raised is not None:
+        # The launcher's own, in a file with the name of a rank, is not that rank's.
+        if raised is not None and not raised.text.startswith(_LAUNCHERS):
             self.raised.append(raised)
         if (sizes := _TOO_LONG.search(text)) is not None:
             self.too_long = sizes[1], sizes[2]
@@ -118,6 +124,8 @@ class Log:
         self._deaths: dict[int, str] = {}
         #: A process → why Linux has killed it; None: one that is not named.
         self.reasons: dict[int | None, str] = {}
+        #: What the job said of itself, in the order of its words.
+        self.said: dict[str, None] = {}
         #: The rank whose op's stack has begun, and its calls.
         self._op_stack: tuple[int, list[Frame]] | None = None
         #: The desync report that has begun.
@@ -146,6 +154,8 @@ class Log:
             return
         if _RESTART.search(text):
             self._begin()
+        elif (said := _SAID.match(text)) is not None:
+            self.said[said[1]] = None
         elif (world := _WORLD.search(text)) is not None:
             self.world_size = int(world[1])
         elif (big := _OUT_OF_MEMORY.search(text)) is not None:
@@ -301,8 +311,6 @@ class Log:
             for stream in self._streams.values()
             if id(stream) not in placed
             for raised in stream.raised
-            # The launcher's own.
-            if not raised.text.startswith("torch.distributed.elastic")
         ]
 
     def placed(self) -> Iterator[tuple[int, Raised]]:

@@ -48,6 +48,8 @@ _RESULTS = (
 _PAGE_TITLE = b"<title>Rankscope report"
 #: Variables that are equal on all ranks of one start of a job.
 _OF_START = "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+#: It ends one rank where somebody has sent it a signal: no error of its program.
+_INTERRUPT = re.compile("KeyboardInterrupt$|KeyboardInterrupt:")
 #: What an error of ours says where the process that serves the store has ended.
 STORE_LOST = re.compile(
     r"the connection to the store at \S+ was lost: the process of rank (\d{1,6}) ended"
@@ -131,22 +133,26 @@ class FactsReader:
             if facts.get("has_ended") is False:
                 # Its stack is newer than a consequence that it handles.
                 found = replace(found, location=None, called=None)
+        ended = facts.get("has_ended") is True
+        left_at, has_left = facts.get("left_at"), facts.get("has_left") is True
+        if raised is not None and _INTERRUPT.match(raised.text) and ended:
+            has_left, left_at = True, f"{found.location} (KeyboardInterrupt)"
+            found = replace(found, location=None, called=None)
         death = facts.get("death")
-        if death is None and found.exception and facts.get("has_ended") is True:
+        if death is None and found.exception and ended:
             at = f" at {found.exception_line}" if found.exception_line else ""
             death = f"rank {rank} ended with {found.exception}{at}"
         pid, host = facts.get("pid"), facts.get("host")
         idle, silence = facts.get("last_cell_exit"), facts.get("silence")
-        left_at = facts.get("left_at")
         return [
             replace(
                 found,
                 death=death[:300] if isinstance(death, str) else None,
                 silence=silence[:300] if isinstance(silence, str) else None,
-                has_left=True if facts.get("has_left") is True else None,
+                has_left=has_left or None,
                 left_at=left_at[:300] if isinstance(left_at, str) else None,
                 last_cell_exit=idle[:300] if isinstance(idle, str) else None,
-                ended_by=ended_by if facts.get("has_ended") is True else None,
+                ended_by=ended_by if ended else None,
                 process=f"pid {pid} on {host}" if type(pid) is int else None,
             )
         ]
@@ -250,11 +256,27 @@ def absences(
     unknown = sorted(set(range(size)) - evidence.ranks.keys())
     verb = "waits" if len(ranks) == 1 else "wait"
     line = "" if first.line is None else str(first.line)
-    told = [
-        f"{name_ranks(ranks)} of {size} {verb} in {first.call}"
-        f"{f' ({line})' if line else ''}"
-        f"{f', where ranks meet at {first.address}' if first.address else ''}"
-    ]
+    text = f"{name_ranks(ranks)} of {size} {verb} in {first.call}"
+    text += f" ({line})" if line else ""
+    # Of one port: the host of rank 0 has several names, itself 127.0.0.1.
+    apart = group_by(ranks, lambda rank: waiting[rank].address.rpartition(":")[2])
+    at = group_by(ranks, lambda rank: waiting[rank].address)
+    if len(apart) > 1 and all(apart):
+        elsewhere = [f"{name_ranks(of)} at {address}" for address, of in at.items()]
+        text += f", and they do not meet: {', '.join(elsewhere)}"
+        usual = max(apart.values(), key=len)
+        lost = [] if 2 * len(usual) <= len(ranks) else sorted({*ranks} - {*usual})
+        return Verdict(
+            Fault.MISSING_RANKS,
+            GroupKey("default_pg", tuple(range(size))),
+            tuple(lost),
+            tuple(ranks),
+            first.call,
+            0,
+            text,
+            line=line,
+        )
+    told = [text + (f", where ranks meet at {first.address}" if first.address else "")]
     told += _where(missing)
     told += [
         f"rank {rank} runs ({evidence.rank(rank).process}), and where is not known: "

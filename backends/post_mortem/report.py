@@ -199,6 +199,8 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
         verdicts = [verdict]
     if verdicts and (cause := texts.cause()) is not None:
         verdicts = [cause]
+    if not dumps and (said := texts.said(verdicts)) is not None:
+        verdicts = [said]
     verdicts = _with_ends(verdicts, evidence)
     lateness = lateness_of(
         {rank: one.late for rank, one in by_rank.items()},

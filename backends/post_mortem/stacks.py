@@ -44,6 +44,10 @@ FAULT_LINE = re.compile(
 _FAULT_FRAME = re.compile(r"  File \"(.*)\", line (\d{1,9}|\?\?\?) in (.*)$")
 _RANK_OF_PROCESS = re.compile(r"(?:^|\s)(?:RANK=|--rank[= ])(\d{1,6})(?!\S)")
 _RANK_LINE = re.compile(r"\s*(?:export )?RANK[=:] ?(\d{1,6})\s*$")
+#: The names of Rankscope's own threads begin with it.
+_OWN_THREADS = "rankscope-"
+#: What a main thread calls that waits for another thread of the program.
+_JOINS = re.compile(r"\bjoin of threading\.py$| of concurrent/futures/")
 #: py-spy names no thread of a program without `threading`: there the main thread is the
 #: first of its process, whose number is the pid.
 _PY_SPY_MAIN = "MainThread"
@@ -158,10 +162,27 @@ def _evidence(file: RawFile, processes: list[_Process]) -> list[RankEvidence]:
 
 
 def _main_frames(process: _Process) -> list[Frame] | None:
-    """Return the calls of the main thread, the innermost first; None: there is none."""
+    """Return the calls of the main thread, the innermost first; None: there is none.
+
+    Where it waits for a thread to end, those of that thread: the one other thread that
+    runs code of the user.
+    """
     thread = main_thread(process.threads, process.cut)
     if thread is None:
         return None
+    frames = _calls(thread)
+    if _JOINS.search(position(frames)[1] or ""):
+        others = [
+            _calls(one)
+            for one in process.threads
+            if one is not thread and not one.name.startswith(_OWN_THREADS)
+        ]
+        working = [one for one in others if any(frame.is_users for frame in one)]
+        frames = working[0] if len(working) == 1 else frames
+    return frames
+
+
+def _calls(thread: Thread) -> list[Frame]:
     outermost = [one._replace(outermost=True) for one in thread.frames[-1:]]
     return [*thread.frames[:-1], *outermost]
 

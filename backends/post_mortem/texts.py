@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..groups.key import GroupKey
@@ -207,7 +207,9 @@ class Texts:
                 self._files[file.path] = EvidenceFile(file.path, _ERRORS.kind, (rank,))
 
     def _note(self, present: Collection[int]) -> None:
-        absent = [self._no_line()] if self._absent and present else []
+        # In a report a stack that tells of a crash is a log, and no other is cut.
+        is_cut = self._absent and present and not self.has_facts
+        absent = [self._no_line()] if is_cut else []
         for path, log in self._logs.items():
             ranks = tuple(sorted(log.present | log.table.failures.keys()))
             own = [*absent]
@@ -230,6 +232,24 @@ class Texts:
     def cause(self) -> Verdict | None:
         """Return what explains any hang of the job, if ranks have told such a thing."""
         return other_world_size(self._facts.started_with)
+
+    def said(self, found: Sequence[Verdict]) -> Verdict | None:
+        """Return what the job said of itself, unless `found` says it, or its report.
+
+        The last of it: a stall may have come to its end.
+        """
+        said = [text for log in self._logs.values() for text in log.said]
+        if not said or self.has_facts:
+            return None
+        texts = [str(one) for one in found]
+        if any(text.partition("; ")[0] in said[-1] for text in texts):
+            return None
+        size = max([*self._absent, 0, *self._gave_up, *self._alive]) + 1
+        key = GroupKey("default_pg", tuple(range(size)))
+        text = f"the job itself said: {said[-1]}"
+        return Verdict(
+            Fault.UNDECIDED, key, (), (), "", 0, text, consequences=tuple(texts)
+        )
 
     def verdict(self, evidence: Evidence) -> Verdict | None:
         """Return why ranks gave up, if no op of theirs has a number to judge by.

@@ -44,6 +44,8 @@ _OWN = re.compile(
 )
 #: It has the ops, which people call by the name of their package.
 _C10D = "torch/distributed/distributed_c10d.py"
+#: Torch's hook for an exception that has ended the script: no line of it runs.
+_AFTER_THE_END = "_distributed_excepthook"
 _RANK = re.compile(r"(?<![a-z])rank[ _.=-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
@@ -78,6 +80,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
     Without a frame of the user's own code, it is the innermost one of a library, which
     is neither Python's nor Rankscope's.
     """
+    if any(one.function == _AFTER_THE_END for one in frames[-1:]):
+        return None, None
     files = [one.file.replace("\\", "/") for one in frames]
     own = [place for place, file in enumerate(files) if _OWN.search(file)]
     frames = frames[own[-1] + 1 :] if own else frames

@@ -165,6 +165,10 @@ def _mismatch(cause: Cause, picture: Picture, names: Names) -> str:
         disagree = tell(difference.splits, difference.op.op)
         return f"{disagree}, in {names.op(difference.op, difference.group)}"
     sides = group_by(difference.values, difference.values.__getitem__)
+    noun = _NOUNS.get(cause.fault, "")
+    in_order = cause.fault is not Fault.ORDER_MISMATCH
+    if not in_order and len({op.op for op in difference.ops.values()}) == 1:
+        noun = _NOUNS[Fault.SIZE_MISMATCH]
     text = before = ""
     group: Group | None = difference.group
     for value, ranks in sorted(
@@ -178,9 +182,9 @@ def _mismatch(cause: Cause, picture: Picture, names: Names) -> str:
             begin = " while " if text else ""
             text += f"{begin}{some(ranks)} issued {names.op(op, group)}"
         before, group = names.op(op), None
-        if cause.fault in _NOUNS:
-            text += " " + _NOUNS[cause.fault].format(_value(value))
-    if cause.fault is Fault.ORDER_MISMATCH:
+        if noun:
+            text += " " + noun.format(_value(value))
+    if not in_order:
         text += "; they issue the same ops in different orders"
     return text
 

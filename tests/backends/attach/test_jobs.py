@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
 import pytest
 
 from rankscope.backends.attach.choose import jobs_of_user, processes_named
 from rankscope.backends.attach.jobs import Job, Member, find_jobs
 from rankscope.backends.attach.launchers import launcher_of, module_of, stated_rank
 from rankscope.backends.attach.look import Look
-from rankscope.backends.attach.process_table import Process
+from rankscope.backends.attach.process_table import Process, read_table
 from rankscope.backends.attach.stacks import Stack
+from rankscope.backends.conformance.waiting import until
 from rankscope.backends.observe.evidence import SourceLine, combine
 from rankscope.backends.post_mortem.report import Report
 
@@ -284,3 +287,10 @@ def test_processes_without_a_rank_are_told_once_where_they_are_in_one_place() ->
         "  process 6 runs no line of a program",
         "  process 9 cannot be read: no",
     ]
+
+
+@pytest.mark.processes
+def test_a_process_that_has_ended_is_none_that_runs() -> None:
+    with subprocess.Popen(["true"]) as child:
+        assert until(lambda: psutil.Process(child.pid).status() == "zombie", 20)
+        assert child.pid not in read_table()

@@ -17,7 +17,7 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import deadlines, inquiry
-from rankscope.backends.groups.inquiry import Place, locate_with
+from rankscope.backends.groups.inquiry import Place, locate_with, main_thread_place
 from rankscope.backends.groups.world import DEFAULT, world
 from rankscope.backends.stores.process_end import is_stopped
 from tests.backends.store_backend import register
@@ -273,3 +273,25 @@ def is_late(me: Rank) -> float:
 
 def test_a_late_rank_answers_and_all_go_on() -> None:
     assert run_ranks(2, is_late) == [2, 2]
+
+
+def test_a_main_thread_that_waits_for_another_is_where_that_one_is() -> None:
+    go, found = threading.Event(), list[str]()
+
+    def train() -> None:
+        go.wait(20)
+
+    def look() -> None:
+        for _ in range(2000):
+            found[:] = [main_thread_place().location]
+            if str(train.__code__.co_firstlineno + 1) in found[0]:
+                break
+            time.sleep(0.01)
+        go.set()
+
+    trains, looks = threading.Thread(target=train), threading.Thread(target=look)
+    trains.start()
+    looks.start()
+    trains.join()
+    looks.join()
+    assert found == [f"test_inquiry.py:{train.__code__.co_firstlineno + 1}"]

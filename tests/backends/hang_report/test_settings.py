@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rankscope.backends.hang_report.place import Place
 from rankscope.backends.hang_report.settings import (
     AFTER,
     RANK,
@@ -67,6 +68,20 @@ def test_ranks_of_a_job_have_one_key_whatever_started_them(
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
     assert job_key(5, slurm) != here
     assert job_key(5, slurm) != job_key(5, slurm | {"SLURM_STEP_ID": "1"})
+
+
+def test_a_rank_of_torchrun_is_one_wherever_its_script_meets_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for env, same in (TORCHRUN, True), ({"MASTER_PORT": "1"}, False):
+        for name in TORCHRUN:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        place = Place()
+        before = place.key
+        monkeypatch.setenv("MASTER_PORT", "29999")
+        assert (place.key == before) is same
 
 
 @pytest.mark.parametrize(

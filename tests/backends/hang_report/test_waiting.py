@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rankscope.backends.groups.summary import GroupStatus, OpStatus
 from rankscope.backends.groups.world import world
-from rankscope.backends.hang_report.waiting import Waiting
+from rankscope.backends.hang_report.waiting import Waiting, rendezvous
 
 GROUP = GroupStatus("default", "0-1", "tcp", 0, "ready", None, None)
 OP = OpStatus("all_reduce", 3, "started", elapsed=1.0)
@@ -35,3 +36,19 @@ def test_a_clock_that_is_set_makes_no_op_older(
     in_flight = []
     assert waiting.since() is None
     assert waiting.oldest == ""
+
+
+def test_the_error_of_a_meeting_has_its_call_and_line() -> None:
+    where = {"__name__": "torch.distributed.distributed_c10d"}
+    code = "def init_process_group():\n    raise RuntimeError('timed out waiting')"
+    file = "/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+    exec(compile(code, file, "exec"), where)
+    make: Any = where["init_process_group"]
+    with pytest.raises(RuntimeError) as raised:
+        make()
+    found = rendezvous("node1:29500", raised.value)
+    assert found is not None
+    assert (found["call"], found["address"]) == ("init_process_group", "node1:29500")
+    assert found["line"][0] == __file__
+    assert rendezvous("", ValueError()) is None
+    assert rendezvous() is None

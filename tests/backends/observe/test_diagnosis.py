@@ -383,6 +383,19 @@ def test_ops_in_another_order_are_told_from_other_ops(ranks: list[Simulated]) ->
     assert "same ops in different orders" in str(verdict)
 
 
+def test_one_op_of_several_sizes_in_another_order(ranks: list[Simulated]) -> None:
+    """What the ranks issued is told by its size: the line is that of a loop."""
+    for rank in range(4):
+        for size in (4, 9) if rank != 2 else (9, 4):
+            ranks[rank].issue(OpType.ALL_REDUCE, 5, size=size)
+    verdict = only(ranks)
+    assert (verdict.fault, verdict.culprits) == (Fault.ORDER_MISMATCH, (2,))
+    assert str(verdict) == (
+        "rank 2 issued all_reduce #2 (cell 7 line 5) with 9 elements, ranks 0–1 and 3 "
+        "with 4 elements; they issue the same ops in different orders"
+    )
+
+
 @pytest.mark.parametrize(
     ("fault", "usual", "odd", "odd_value", "value"),
     [

@@ -845,3 +845,41 @@ def test_counters_of_sends_show_no_rank_ahead(tmp_path: Path) -> None:
         lines.append(start + DUMP.format(place=rank, done=18))
     (verdict,) = examined(tmp_path, lines).verdicts
     assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (0, 1))
+
+
+def test_what_the_job_said_itself(tmp_path: Path) -> None:
+    said = "rank 1 is dead: its process has ended; the report is rankscope-report/a"
+    lines = [
+        f"[default0]:rankscope: {said}",
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/job/train.py", line 8, in <module>',
+        "[rank0]: RuntimeError: Connection closed by peer [::1]:1 gloo",
+        f"[rank0]: Why, as the ranks' records tell: {said}",
+    ]
+    for part in lines, lines[:1], lines[1:]:
+        (verdict,) = examined(tmp_path, part).verdicts
+        assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+        assert verdict.text == f"the job itself said: {said}"
+        gave_up = "rank 0 gave up waiting at train.py:8"
+        assert verdict.consequences == ((gave_up,) if len(part) > 1 else ())
+    # What the log tells, too, has a kind and its ranks.
+    table = ["  rank      : 1 (local_rank: 1)", "  exitcode  : -9 (pid: 7)"]
+    said = "rank 1 was killed by signal 9 (SIGKILL); ranks 0, 2 wait; the report is x"
+    (verdict,) = examined(tmp_path, [f"rankscope: {said}", *table]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (1,))
+
+
+def test_the_launchers_own_exception_is_no_ranks(tmp_path: Path) -> None:
+    """Its output is in the folder of a run that is called after a rank."""
+    lines = [
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/job/train.py", line 8, in <module>',
+        "[rank1]: KeyError: 'lr'",
+        "Traceback (most recent call last):",
+        '  File "/opt/bin/torchrun", line 8, in <module>',
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    ]
+    folder = tmp_path / "eval_on_rank0"
+    folder.mkdir()
+    (verdict,) = examined(folder, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (1,))

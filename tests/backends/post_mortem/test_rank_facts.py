@@ -57,6 +57,44 @@ def test_who_is_missing_at_the_meeting(tmp_path: Path) -> None:
         assert said in str(verdict)
 
 
+def test_a_rank_that_an_interrupt_has_ended(tmp_path: Path) -> None:
+    """It has left: nobody knows whether the signal was for it alone."""
+    where = [["/job/train.py", 7, "main"]]
+    raised = {"text": "KeyboardInterrupt", "frames": where}
+    ranks = [Rank(rank, {"default_pg": range(4)}) for rank in range(4)]
+    for one in ranks:
+        one.issue_many(2)
+    for one in ranks[1:]:
+        one.issue(line=31, done=False)
+    write(tmp_path, ranks)
+    for ended, said in (True, "it has left the program at"), (False, "it handles"):
+        found = facts(0, exception=raised, has_ended=ended)
+        (verdict,) = report_of(tmp_path, found, *map(facts, range(1, 4))).verdicts
+        assert verdict.culprits == (0,)
+        assert (said in verdict.text) is ended
+        assert ("train.py:7 (KeyboardInterrupt)" in verdict.text) is ended
+
+
+def test_ranks_that_meet_at_other_addresses(tmp_path: Path) -> None:
+    def found(*addresses: str) -> Verdict:
+        each = [
+            facts(rank, rendezvous={**WAITS, "address": address})
+            for rank, address in enumerate(addresses)
+        ]
+        (verdict,) = report_of(tmp_path, *each).verdicts
+        return verdict
+
+    verdict = found("node1:29500", "node1:1", "node1:29500", "node1:29500")
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (1,))
+    assert verdict.text == (
+        "ranks 0–3 of 4 wait in init_process_group (train.py:12), and they do not "
+        "meet: ranks 0, 2–3 at node1:29500, rank 1 at node1:1"
+    )
+    assert found("a:1", "a:1", "a:2", "a:2").culprits == ()
+    # A host may have several names.
+    assert "do not meet" not in found("node1:1", "10.0.0.1:1", "a:1", "a:1").text
+
+
 def test_a_rank_without_facts_is_not_blamed(tmp_path: Path) -> None:
     """It may be on another host, and wait there."""
     report = report_of(tmp_path, facts(0, rendezvous=WAITS), facts(1, rendezvous=WAITS))
@@ -227,6 +265,14 @@ def test_values_of_a_wrong_type_tell_nothing(tmp_path: Path, value: Any) -> None
     one = report.evidence.ranks[0]
     assert one.exception is None
     assert not one.has_left
+
+
+def test_a_stack_that_tells_of_a_crash_is_no_log_that_is_cut(tmp_path: Path) -> None:
+    stack = 'Stack (most recent call first):\n  File "/job/train.py", line 17 in main\n'
+    text = f"Fatal Python error: Segmentation fault\n\n{stack}"
+    (tmp_path / "stacks_rank_1.txt").write_text(text)
+    report = report_of(tmp_path, facts(0), facts(1), facts(2))
+    assert not any(one.problem for one in report.files)
 
 
 def test_results_beside_the_evidence_are_no_problem(tmp_path: Path) -> None:

@@ -155,6 +155,24 @@ def test_a_dump_that_leaves_out_threads_has_no_main_thread() -> None:
     assert FaulthandlerReader().read(raw(FAULTHANDLER + "...\n")) == []
 
 
+def test_a_main_thread_that_waits_for_the_end_of_another() -> None:
+    """The line is that thread's, if one alone runs code of the user."""
+    waits = (
+        'Thread 1 (idle): "MainThread"\n    wait (threading.py:331)\n'
+        "    Thread.join (threading.py:1119)\n    <module> (train.py:120)\n"
+    )
+    trains = 'Thread 2 (idle): "Thread-1"\n    step (data.py:77)\n'
+    (one,) = PySpyReader().read(raw(f"{trains}{waits}"))
+    assert str(one.location) == "data.py:77"
+    other = f"{trains}{waits}".replace("join", "x")
+    for text in waits, f"{trains}{trains}{waits}", other:
+        (one,) = PySpyReader().read(raw(text))
+        assert str(one.location) == "train.py:120"
+    pooled = waits.replace("Thread.join (threading", "result (concurrent/futures/a")
+    (one,) = PySpyReader().read(raw(f"{trains}{pooled}"))
+    assert str(one.location) == "data.py:77"
+
+
 def test_a_rank_that_somebody_wrote_above_its_stack() -> None:
     (one,) = FaulthandlerReader().read(raw("RANK=6\n" + FAULTHANDLER, "stack.txt"))
     assert one.rank == 6

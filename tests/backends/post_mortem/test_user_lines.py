@@ -65,6 +65,11 @@ def test_a_rank_that_waits_for_its_report_is_at_the_op() -> None:
     assert called == "all_reduce of torch.distributed"
 
 
+def test_a_rank_whose_script_an_exception_has_ended_is_at_no_line() -> None:
+    torch = "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+    assert position([Frame(torch, 1928, "_distributed_excepthook")]) == (None, None)
+
+
 def test_a_rank_that_makes_a_group_is_at_the_users_call() -> None:
     frames = [
         Frame("/work/backends/torch_watch/unfinished.py", 160, "make"),
