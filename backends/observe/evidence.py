@@ -246,6 +246,8 @@ class RankEvidence:
     has_left: bool | None = None
     #: The line with which it has left, where it is known: ``train.py:88``.
     left_at: str | None = None
+    #: The line with which it has destroyed all of its groups, if its program goes on.
+    groups_ended_at: str | None = None
     #: Its process, e.g. ``pid 4711 on node1``.
     process: str | None = None
     #: When its records were read, on its own clock.

@@ -144,9 +144,11 @@ class FactsReader:
             death = f"rank {rank} ended with {found.exception}{at}"
         pid, host = facts.get("pid"), facts.get("host")
         idle, silence = facts.get("last_cell_exit"), facts.get("silence")
+        gone_at = facts.get("groups_ended_at")
         return [
             replace(
                 found,
+                groups_ended_at=gone_at[:300] if isinstance(gone_at, str) else None,
                 death=death[:300] if isinstance(death, str) else None,
                 silence=silence[:300] if isinstance(silence, str) else None,
                 has_left=has_left or None,

@@ -44,6 +44,8 @@ _OWN = re.compile(
 )
 #: It has the ops, which people call by the name of their package.
 _C10D = "torch/distributed/distributed_c10d.py"
+#: It calls the debugger at a line with `breakpoint()`, and at those after it.
+_DEBUGGER = (" of bdb.py", " of pdb.py")
 #: Torch's hook for an exception that has ended the script: no line of it runs.
 _AFTER_THE_END = "_distributed_excepthook"
 _RANK = re.compile(r"(?<![a-z])rank[ _.=-]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -90,6 +92,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
         if frame.is_users:
             inner = frames[place - 1] if place else None
             called = inner and f"{inner.function} of {library_name(inner.file)}"
+            if called and called.endswith(_DEBUGGER):
+                called = "pdb, the debugger"
             further = () if frame.function == "<module>" else frames[place + 1 :]
             outer = [SourceLine(*one[:3]) for one in further if one.is_users]
             return SourceLine(*frame[:3], tuple(outer[:MOST_CALLERS])), called

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from ..groups.world import world
 from ..observe.joint_ops import slim
 from ..thread_start import start_thread
 from ..work.flight_recorder import recorder
+from ..work.user_code import users_frame
 from . import aborting, creation
 from .calls import CallLog
 from .errors import install_excepthook, on_broken
@@ -61,6 +63,14 @@ _STALE = 1.0
 _NEW = 1 / 4
 # Seconds that a summary may be older than the last reading.
 _FRESH = 0.1
+
+
+def _users_line() -> str:
+    frame = users_frame(sys._getframe())
+    if frame is None:
+        return ""
+    code = frame.f_code
+    return recorder.name_source((code.co_filename, frame.f_lineno, code.co_name))
 
 
 class TorchWatch:
@@ -179,7 +189,7 @@ class TorchWatch:
                     for call in self.before_destroy:
                         call()
                     try:
-                        self.past = self._last_ops()
+                        self.past = {**self._last_ops(), "ended_at": _users_line()}
                     except Exception:  # noqa: BLE001 - the script goes on
                         _log.exception("what torch's groups did last is not kept")
                 return original(default)

@@ -96,7 +96,10 @@ def _fact(one: RankEvidence, names: Names) -> str:
         return one.departure
     if one.location is not None:
         called = f" in {one.called}" if one.called else ""
-        return f"is at {names.place(one.location)}{_in_flight(one, names) or called}"
+        ended_at = one.groups_ended_at
+        after = f", after destroy_process_group() at {ended_at}" if ended_at else ""
+        place = f"is at {names.place(one.location)}"
+        return f"{place}{_in_flight(one, names) or called}{after}"
     return one.last_cell_exit or ""
 
 

@@ -75,6 +75,20 @@ def test_a_rank_that_an_interrupt_has_ended(tmp_path: Path) -> None:
         assert ("train.py:7 (KeyboardInterrupt)" in verdict.text) is ended
 
 
+def test_a_rank_that_has_ended_its_groups(tmp_path: Path) -> None:
+    ranks = [Rank(rank, {"default_pg": range(4)}) for rank in range(3)]
+    for one in ranks:
+        one.issue(line=31, done=False)
+    write(tmp_path, ranks)
+    stack = 'Stack (most recent call first):\n  File "/job/train.py", line 17 in main\n'
+    (tmp_path / "stacks_rank_3.txt").write_text(stack)
+    gone = facts(3, groups_ended_at="train.py:16")
+    (verdict,) = report_of(tmp_path, *map(facts, range(3)), gone).verdicts
+    assert verdict.culprits == (3,)
+    said = "it is at train.py:17, after destroy_process_group() at train.py:16"
+    assert said in verdict.text
+
+
 def test_ranks_that_meet_at_other_addresses(tmp_path: Path) -> None:
     def found(*addresses: str) -> Verdict:
         each = [

@@ -70,6 +70,13 @@ def test_a_rank_whose_script_an_exception_has_ended_is_at_no_line() -> None:
     assert position([Frame(torch, 1928, "_distributed_excepthook")]) == (None, None)
 
 
+def test_a_rank_that_is_in_the_debugger() -> None:
+    calls = [("pdb", "interaction"), ("bdb", "Bdb.trace_dispatch")]
+    frames = [Frame(f"/lib/python3.11/{name}.py", 9, call) for name, call in calls]
+    line, called = position([*frames, Frame("/job/train.py", 7, "train")])
+    assert (str(line), called) == ("train.py:7", "pdb, the debugger")
+
+
 def test_a_rank_that_makes_a_group_is_at_the_users_call() -> None:
     frames = [
         Frame("/work/backends/torch_watch/unfinished.py", 160, "make"),
