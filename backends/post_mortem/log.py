@@ -62,6 +62,9 @@ _MPIRUN = re.compile(
     r"exited on signal (\d{1,3})"
 )
 
+#: Open MPI 5 goes on in the next line.
+_BROKEN = " exited on"
+
 
 @dataclass
 class _Stream:
@@ -122,6 +125,8 @@ class Log:
         self.groups = LogGroups()
         self.table = FailureTable()
         self._deaths: dict[int, str] = {}
+        #: The line to which the next one belongs.
+        self._held = ""
         #: A process → why Linux has killed it; None: one that is not named.
         self.reasons: dict[int | None, str] = {}
         #: What the job said of itself, in the order of its words.
@@ -137,7 +142,7 @@ class Log:
     def is_open(self) -> bool:
         """Whether the next line may belong to what has begun, as a traceback."""
         begun = self._op_stack is not None or self._report is not None
-        return begun or bool(self._open) or self.table.is_open
+        return begun or bool(self._held or self._open) or self.table.is_open
 
     def feed(self, line: bytes) -> None:
         """Take the next line."""
@@ -146,6 +151,11 @@ class Log:
         # A report has a line with all ranks.
         length = LONGEST if self._report is None else _LINE
         source, text = split_line(line[:length].decode("utf-8", errors="replace"))
+        if self._held:
+            text, self._held = f"{self._held} {text}", ""
+        elif text.endswith(_BROKEN):
+            self._held = text
+            return
         if source.rank is None and source.local is None and self.table.feed(text):
             return
         if self._op_stack is not None and self._feed_op_stack(text):

@@ -476,10 +476,11 @@ def test_another_file_says_why_a_rank_was_killed(
     assert rank_of(report, 11).death == "rank 11 was killed by signal 11 (SIGSEGV)"
 
 
-def test_mpirun_names_a_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("between", [" ", "\n"])
+def test_mpirun_names_a_rank(tmp_path: Path, between: str) -> None:
     said = (
-        "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on signal "
-        "11 (Segmentation fault).\n"
+        "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on"
+        f"{between}signal 11 (Segmentation fault).\n"
     )
     report = examined(tmp_path, said)
     assert rank_of(report, 3).death == "rank 3 was killed by signal 11 (SIGSEGV)"
