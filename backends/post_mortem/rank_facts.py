@@ -28,7 +28,6 @@ __all__ = [
     "ResultReader",
     "absences",
     "ended_with_store",
-    "other_world_size",
 ]
 
 #: The first key of a file of facts; its value is the version of the form.
@@ -50,6 +49,8 @@ _PAGE_TITLE = b"<title>Rankscope report"
 _OF_START = "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 #: It ends one rank where somebody has sent it a signal: no error of its program.
 _INTERRUPT = re.compile("KeyboardInterrupt$|KeyboardInterrupt:")
+#: Nanoseconds in which the ranks of one report write theirs.
+_ONE_REPORT = 60 * 10**9
 #: What an error of ours says where the process that serves the store has ended.
 STORE_LOST = re.compile(
     r"the connection to the store at \S+ was lost: the process of rank (\d{1,6}) ended"
@@ -84,6 +85,9 @@ class FactsReader:
         self.world_size: int | None = None
         #: Of each start of the job, ranks → the size that ``WORLD_SIZE`` gave them.
         self.started_with: dict[tuple[Any, ...], dict[int, int]] = {}
+        #: ``MASTER_PORT`` of each rank, and when they have told of themselves.
+        self._ports: dict[int, str] = {}
+        self._written: list[int] = []
         #: The job has come to its end: the youngest op in flight hangs, too.
         self.final = False
         #: Whether a rank has such a file: then each rank of its host has one.
@@ -108,6 +112,10 @@ class FactsReader:
         if isinstance(env, Mapping) and env.get("WORLD_SIZE") == str(world_size):
             start = tuple(str(env.get(name)) for name in _OF_START)
             self.started_with.setdefault(start, {})[rank] = world_size or 0
+        if isinstance(env, Mapping) and isinstance(port := env.get("MASTER_PORT"), str):
+            self._ports[rank] = port[:20]
+        written = facts.get("written_ns")
+        self._written += [written] if type(written) is int else []
         self.final |= facts.get("final") is True
         making = facts.get("rendezvous")
         if isinstance(making, Mapping):
@@ -159,6 +167,24 @@ class FactsReader:
             )
         ]
 
+    def cause(self) -> Verdict | None:
+        """Return what explains any hang of the job: a variable that differs."""
+        if len(self.started_with) == 1:
+            (sizes,) = self.started_with.values()
+            found = _differs("WORLD_SIZE", sizes, Fault.SIZE_MISMATCH)
+            if found is not None:
+                return found
+        # Not of the reports of two jobs, nor where the program gives another address.
+        at_once = max(self._written, default=0) - min(self._written, default=0)
+        making = {
+            rank: one.address.rpartition(":")[2]
+            for rank, one in self.rendezvous.items()
+            if one.call == "init_process_group"
+        }
+        if at_once < _ONE_REPORT and making and making.items() <= self._ports.items():
+            return _differs("MASTER_PORT", self._ports, Fault.MISSING_RANKS)
+        return None
+
 
 def _culprits(exception: Any) -> tuple[int, ...]:
     """Return the ranks that an error of ours names as its cause."""
@@ -205,31 +231,26 @@ def ended_with_store(lost: Mapping[int, int], evidence: Evidence) -> Verdict | N
     )
 
 
-def other_world_size(
-    started_with: Mapping[tuple[Any, ...], Mapping[int, int]],
-) -> Verdict | None:
-    """Return that ranks of one start of a job have other values of ``WORLD_SIZE``.
+def _differs(name: str, values: Mapping[int, Any], fault: Fault) -> Verdict | None:
+    """Return that ranks of one start of a job have other values of a variable.
 
-    The ranks of the size that most of them have are none of its culprits.
+    The ranks with the value that most of them have are none of its culprits.
     """
-    if len(started_with) != 1:
+    by_value = group_by(sorted(values), values.__getitem__)
+    if len(by_value) < 2:
         return None
-    (sizes,) = started_with.values()
-    by_size = group_by(sorted(sizes), sizes.__getitem__)
-    if len(by_size) < 2:
-        return None
-    most = max(by_size.values(), key=len)
-    usual = most if 2 * len(most) > len(sizes) else []
-    told = sorted(by_size.items(), key=lambda one: one[1] == usual)
+    most = max(by_value.values(), key=len)
+    usual = most if 2 * len(most) > len(values) else []
+    told = sorted(by_value.items(), key=lambda one: one[1] == usual)
     return Verdict(
-        Fault.SIZE_MISMATCH,
-        GroupKey("default_pg", tuple(range(max(by_size)))),
-        tuple(rank for rank in sorted(sizes) if rank not in usual) if usual else (),
-        tuple(usual or sorted(sizes)),
+        fault,
+        GroupKey("default_pg", tuple(range(max(values) + 1))),
+        tuple(rank for rank in sorted(values) if rank not in usual) if usual else (),
+        tuple(usual or sorted(values)),
         "init_process_group",
         0,
-        "WORLD_SIZE differs between ranks that meet: "
-        + ", ".join(f"{size} on {name_ranks(ranks)}" for size, ranks in told),
+        f"{name} differs between ranks that meet: "
+        + ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in told),
     )
 
 
@@ -258,27 +279,11 @@ def absences(
     unknown = sorted(set(range(size)) - evidence.ranks.keys())
     verb = "waits" if len(ranks) == 1 else "wait"
     line = "" if first.line is None else str(first.line)
-    text = f"{name_ranks(ranks)} of {size} {verb} in {first.call}"
-    text += f" ({line})" if line else ""
-    # Of one port: the host of rank 0 has several names, itself 127.0.0.1.
-    apart = group_by(ranks, lambda rank: waiting[rank].address.rpartition(":")[2])
-    at = group_by(ranks, lambda rank: waiting[rank].address)
-    if len(apart) > 1 and all(apart):
-        elsewhere = [f"{name_ranks(of)} at {address}" for address, of in at.items()]
-        text += f", and they do not meet: {', '.join(elsewhere)}"
-        usual = max(apart.values(), key=len)
-        lost = [] if 2 * len(usual) <= len(ranks) else sorted({*ranks} - {*usual})
-        return Verdict(
-            Fault.MISSING_RANKS,
-            GroupKey("default_pg", tuple(range(size))),
-            tuple(lost),
-            tuple(ranks),
-            first.call,
-            0,
-            text,
-            line=line,
-        )
-    told = [text + (f", where ranks meet at {first.address}" if first.address else "")]
+    told = [
+        f"{name_ranks(ranks)} of {size} {verb} in {first.call}"
+        f"{f' ({line})' if line else ''}"
+        f"{f', where ranks meet at {first.address}' if first.address else ''}"
+    ]
     told += _where(missing)
     told += [
         f"rank {rank} runs ({evidence.rank(rank).process}), and where is not known: "

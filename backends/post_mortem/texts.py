@@ -20,7 +20,6 @@ from .rank_facts import (
     ResultReader,
     absences,
     ended_with_store,
-    other_world_size,
 )
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
@@ -231,7 +230,7 @@ class Texts:
 
     def cause(self) -> Verdict | None:
         """Return what explains any hang of the job, if ranks have told such a thing."""
-        return other_world_size(self._facts.started_with)
+        return self._facts.cause()
 
     def said(self, found: Sequence[Verdict]) -> Verdict | None:
         """Return what the job said of itself, unless `found` says it, or its report.

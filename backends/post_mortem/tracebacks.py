@@ -24,7 +24,7 @@ _CONSEQUENCES = re.compile(
     r"|watchdog caught|remote process exited|communicator was aborted|ncclRemoteError"
     r"|recvValue|application timeout|^KeyboardInterrupt"
     # Ours of an op that another rank has ended, or did not come to.
-    r"|Dist(?:Aborted|Timeout|StoreTimeout)Error"
+    r"|Dist(?:Aborted|Timeout|StoreTimeout)Error|\bConnectionLostError"
     r"|the connection to the store at \S+ was lost",
     re.IGNORECASE,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from ..observe.evidence import SourceLine
@@ -42,6 +43,11 @@ _OWN = re.compile(
     r"(?:^|/)backends/(?:torch_watch/(?:calls|creation|errors|unfinished|watch)"
     r"|hang_report/(?:reporter|triggers))\.py$"
 )
+#: The folders of this package where it runs from a checkout, as its ranks do then.
+_CHECKOUT = tuple(
+    f"{Path(__file__).parents[2]}/{room}/"
+    for room in ("backends", "engines", "magics", "rankscope", "widgets")
+)
 #: It has the ops, which people call by the name of their package.
 _C10D = "torch/distributed/distributed_c10d.py"
 #: It calls the debugger at a line with `breakpoint()`, and at those after it.
@@ -64,7 +70,7 @@ class Frame(NamedTuple):
     def is_users(self) -> bool:
         """Whether the code is the user's: neither installed nor Python's own."""
         file = self.file.replace("\\", "/")
-        if _INSTALLED.search(file) or not self.line:
+        if _INSTALLED.search(file) or not self.line or file.startswith(_CHECKOUT):
             return False
         if file.startswith("/"):
             return not is_library(file)
@@ -103,7 +109,10 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
 
 def library_name(file: str) -> str:
     """Return the path of a file below the folder that it is installed in."""
-    name = _INSTALLED.split(file.replace("\\", "/"))[-1] or file
+    file = file.replace("\\", "/")
+    if file.startswith(_CHECKOUT):
+        return "rankscope"
+    name = _INSTALLED.split(file)[-1] or file
     if file.startswith("<frozen "):
         name = name.removesuffix(">")
     return "torch.distributed" if name == _C10D else name

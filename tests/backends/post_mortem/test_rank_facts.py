@@ -89,24 +89,34 @@ def test_a_rank_that_has_ended_its_groups(tmp_path: Path) -> None:
     assert said in verdict.text
 
 
-def test_ranks_that_meet_at_other_addresses(tmp_path: Path) -> None:
-    def found(*addresses: str) -> Verdict:
+def test_ranks_that_meet_at_other_ports(tmp_path: Path) -> None:
+    """Also where the others have met: some backends make a group without waiting."""
+
+    def found(*ports: str, waiting: int = 4) -> Verdict:
         each = [
-            facts(rank, rendezvous={**WAITS, "address": address})
-            for rank, address in enumerate(addresses)
+            facts(rank, environment={"MASTER_PORT": port}, written_ns=rank)
+            for rank, port in enumerate(ports)
         ]
+        for one in each[-waiting:]:
+            address = f"node1:{one['environment']['MASTER_PORT']}"
+            one["rendezvous"] = {**WAITS, "address": address}
         (verdict,) = report_of(tmp_path, *each).verdicts
         return verdict
 
-    verdict = found("node1:29500", "node1:1", "node1:29500", "node1:29500")
-    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (1,))
-    assert verdict.text == (
-        "ranks 0–3 of 4 wait in init_process_group (train.py:12), and they do not "
-        "meet: ranks 0, 2–3 at node1:29500, rank 1 at node1:1"
-    )
-    assert found("a:1", "a:1", "a:2", "a:2").culprits == ()
-    # A host may have several names.
-    assert "do not meet" not in found("node1:1", "10.0.0.1:1", "a:1", "a:1").text
+    verdict = found("29500", "29500", "29500", "1", waiting=1)
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (3,))
+    said = "MASTER_PORT differs between ranks that meet: 1 on rank 3, 29500 on"
+    assert verdict.text == f"{said} ranks 0–2"
+    assert found("1", "1", "2", "2").culprits == ()
+    assert "differs" not in found("1", "1", "1", "1").text
+    # The reports of two jobs.
+    each = [
+        facts(rank, environment={"MASTER_PORT": str(rank)}, written_ns=rank * 10**11)
+        | {"rendezvous": {**WAITS, "address": f"node1:{rank}"}}
+        for rank in range(4)
+    ]
+    (verdict,) = report_of(tmp_path, *each).verdicts
+    assert "differs" not in verdict.text
 
 
 def test_a_rank_without_facts_is_not_blamed(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from rankscope.backends.post_mortem import user_frames
 from rankscope.backends.post_mortem.source_lines import users_line
 from rankscope.backends.post_mortem.user_frames import Frame, position
 
@@ -68,6 +71,19 @@ def test_a_rank_that_waits_for_its_report_is_at_the_op() -> None:
 def test_a_rank_whose_script_an_exception_has_ended_is_at_no_line() -> None:
     torch = "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
     assert position([Frame(torch, 1928, "_distributed_excepthook")]) == (None, None)
+
+
+def test_a_line_of_our_checkout_is_not_the_users() -> None:
+    """A log and py-spy have its paths; a report has those of the package."""
+    root = Path(user_frames.__file__).parents[2]
+    frames = [
+        Frame("/lib/python3.11/selectors.py", 468, "EpollSelector.select"),
+        Frame(f"{root}/backends/messaging/transport.py", 190, "run"),
+        Frame(f"{root}/backends/collectives/reductions.py", 19, "all_reduce"),
+        Frame("/job/train.py", 7, "train"),
+    ]
+    line, called = position(frames)
+    assert (str(line), called) == ("train.py:7", "all_reduce of rankscope")
 
 
 def test_a_rank_that_is_in_the_debugger() -> None:
