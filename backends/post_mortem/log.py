@@ -56,6 +56,8 @@ _OOM_KILL = re.compile(r"oom[_-]kill events?(?:\(s\))? in StepId=([\w.+]{1,60})\
 _SAID = re.compile(
     r"(?:^rankscope: |^Why, as the ranks' records tell: )(.+; the report is .+)"
 )
+#: The reason of an abort in an error of ours: ranks have issued an op differently.
+_REASON = re.compile(r"the group was aborted: (.{1,1000}? differ .{1,500}?) \(at \d")
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -151,6 +153,8 @@ class Log:
         # A report has a line with all ranks.
         length = LONGEST if self._report is None else _LINE
         source, text = split_line(line[:length].decode("utf-8", errors="replace"))
+        if (reason := _REASON.search(text)) is not None:
+            self.said[reason[1]] = None
         if self._held:
             text, self._held = f"{self._held} {text}", ""
         elif text.endswith(_BROKEN):

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..groups.key import GroupKey
 from ..observe.evidence import Evidence, RankEvidence, SourceLine
+from ..observe.root_cause import STALL
 from ..observe.verdicts import Fault, Verdict
 from ..rank_sets import group_by, name_ranks, tell_ranks
 from .evidence_file import RawFile, UnreadableError
@@ -85,9 +86,9 @@ class FactsReader:
         self.world_size: int | None = None
         #: Of each start of the job, ranks → the size that ``WORLD_SIZE`` gave them.
         self.started_with: dict[tuple[Any, ...], dict[int, int]] = {}
-        #: ``MASTER_PORT`` of each rank, and when they have told of themselves.
+        #: ``MASTER_PORT`` of each rank, and when it has told of itself.
         self._ports: dict[int, str] = {}
-        self._written: list[int] = []
+        self._written: dict[int, int] = {}
         #: The job has come to its end: the youngest op in flight hangs, too.
         self.final = False
         #: Whether a rank has such a file: then each rank of its host has one.
@@ -115,7 +116,8 @@ class FactsReader:
         if isinstance(env, Mapping) and isinstance(port := env.get("MASTER_PORT"), str):
             self._ports[rank] = port[:20]
         written = facts.get("written_ns")
-        self._written += [written] if type(written) is int else []
+        if type(written) is int:
+            self._written[rank] = written
         self.final |= facts.get("final") is True
         making = facts.get("rendezvous")
         if isinstance(making, Mapping):
@@ -175,7 +177,8 @@ class FactsReader:
             if found is not None:
                 return found
         # Not of the reports of two jobs, nor where the program gives another address.
-        at_once = max(self._written, default=0) - min(self._written, default=0)
+        written = self._written.values()
+        at_once = max(written, default=0) - min(written, default=0)
         making = {
             rank: one.address.rpartition(":")[2]
             for rank, one in self.rendezvous.items()
@@ -184,6 +187,27 @@ class FactsReader:
         if at_once < _ONE_REPORT and making and making.items() <= self._ports.items():
             return _differs("MASTER_PORT", self._ports, Fault.MISSING_RANKS)
         return None
+
+    def unless_late(self, verdict: Verdict, evidence: Evidence) -> Verdict:
+        """Return what a hang in an op is to which a rank has come only now: none."""
+        if verdict.fault is not Fault.EXECUTION_HANG or self.final:
+            return verdict
+        late = [
+            rank
+            for rank, written in self._written.items()
+            for found in evidence.rank(rank).groups.values()
+            for op in found.ops
+            if op.in_flight
+            and (op.op, op.number) == (verdict.op, verdict.seq)
+            and written - (op.created_ns or 0) < STALL * 10**9
+        ]
+        if not late:
+            return verdict
+        text = (
+            f"{name_ranks(late)} came to {verdict.op} #{verdict.seq} ({verdict.line}) "
+            "only when this report was written: the job may go on"
+        )
+        return replace(verdict, fault=Fault.UNDECIDED, culprits=(), text=text)
 
 
 def _culprits(exception: Any) -> tuple[int, ...]:

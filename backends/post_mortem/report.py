@@ -194,7 +194,8 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
             next((one for one in named if one not in by_rank), -1) for named in unread
         ),
     )
-    verdicts = find_root_causes(evidence)
+    found = find_root_causes(evidence)
+    verdicts = [texts.unless_late(one, evidence) for one in found]
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]
     if verdicts and (cause := texts.cause()) is not None:

@@ -232,6 +232,10 @@ class Texts:
         """Return what explains any hang of the job, if ranks have told such a thing."""
         return self._facts.cause()
 
+    def unless_late(self, verdict: Verdict, evidence: Evidence) -> Verdict:
+        """Return a verdict, as far as what ranks tell of themselves bears it."""
+        return self._facts.unless_late(verdict, evidence)
+
     def said(self, found: Sequence[Verdict]) -> Verdict | None:
         """Return what the job said of itself, unless `found` says it, or its report.
 

@@ -24,7 +24,7 @@ from .picture import Picture
 from .scene import scenes_of
 from .wording import undecided, verdict_of, verdict_on_difference
 
-__all__ = ["find_completed_differences", "find_root_causes"]
+__all__ = ["STALL", "find_completed_differences", "find_root_causes"]
 
 
 #: Seconds: an op that is younger hangs on no account.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rankscope.backends.observe.evidence import IssuedOp
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.post_mortem.rank_facts import FORM
 from rankscope.backends.post_mortem.report import Report, examine
@@ -73,6 +74,34 @@ def test_a_rank_that_an_interrupt_has_ended(tmp_path: Path) -> None:
         assert verdict.culprits == (0,)
         assert (said in verdict.text) is ended
         assert ("train.py:7 (KeyboardInterrupt)" in verdict.text) is ended
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_rank_that_came_when_the_report_was_written(
+    tmp_path: Path, final: bool
+) -> None:
+    ranks = [Rank(rank, {"default_pg": range(4)}) for rank in range(4)]
+    for one in ranks:
+        one.issue(line=31, done=False)
+    write(tmp_path, ranks)
+    (begun,) = (one.created_ns or 0 for one in ops_of(tmp_path, 3))
+    ages = [10, 10, 10, 0.5]
+    found = [
+        facts(rank, written_ns=begun + int(age * 1e9), final=final)
+        for rank, age in enumerate(ages)
+    ]
+    (verdict,) = report_of(tmp_path, *found).verdicts
+    if final:
+        assert verdict.fault is Fault.EXECUTION_HANG
+        return
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    said = "rank 3 came to all_reduce #1 (train.py:31) only when this report was"
+    assert verdict.text.startswith(said)
+
+
+def ops_of(folder: Path, rank: int) -> list[IssuedOp]:
+    groups = examine([folder]).evidence.ranks[rank].groups.values()
+    return [op for found in groups for op in found.ops]
 
 
 def test_a_rank_that_has_ended_its_groups(tmp_path: Path) -> None:
