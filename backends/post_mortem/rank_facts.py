@@ -295,10 +295,10 @@ def absences(
     missing = [
         one
         for one in evidence.ranks.values()
-        # In the group of all ranks a rank with records is already.
+        # In the group of all ranks a rank with records is already, while it lives.
         if one.rank not in waiting
         and one.rank not in unseen
-        and not (one.recorded and first.call == "init_process_group")
+        and (one.has_ended or not (one.recorded and first.call == "init_process_group"))
     ]
     unknown = sorted(set(range(size)) - evidence.ranks.keys())
     verb = "waits" if len(ranks) == 1 else "wait"

@@ -35,6 +35,8 @@ _LOCAL = re.compile(r"(.*(?:^|/)attempt_\d+)/(\d{1,5})/[^/]*$")
 _FR_TABLES = re.compile(rb"^=== (?:TorchComms )?FR Trace(?: NCCL)? ===$", re.MULTILINE)
 #: Bytes before which they begin: there is a line of each rank that has not answered.
 _BEGINNING = 1 << 16
+#: Characters by which two sentences on one cause are alike.
+_ALIKE = 100
 #: Clauses on ranks that ended in different ways.
 _MOST = 8
 
@@ -245,7 +247,8 @@ class Texts:
         if not said or self.has_facts:
             return None
         texts = [str(one) for one in found]
-        if any(text.partition("; ")[0] in said[-1] for text in texts):
+        # Each cuts a long one at another place.
+        if any(text.partition("; ")[0][:_ALIKE] in said[-1] for text in texts):
             return None
         size = max([*self._absent, 0, *self._gave_up, *self._alive]) + 1
         key = GroupKey("default_pg", tuple(range(size)))

@@ -118,6 +118,17 @@ def test_a_rank_that_has_ended_its_groups(tmp_path: Path) -> None:
     assert said in verdict.text
 
 
+def test_a_rank_that_fails_while_others_join(tmp_path: Path) -> None:
+    """It was through the meeting, and has records."""
+    write(tmp_path, [Rank(0, {"default_pg": range(4)})])
+    raised = {"text": "ValueError: no gloo", "frames": [["/job/train.py", 13, "main"]]}
+    first = facts(0, has_ended=True, exception=raised)
+    others = [facts(rank, rendezvous=WAITS) for rank in (1, 2, 3)]
+    (verdict,) = report_of(tmp_path, first, *others).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (0,))
+    assert verdict.text.endswith("rank 0 ended with ValueError: no gloo at train.py:13")
+
+
 def test_ranks_that_meet_at_other_ports(tmp_path: Path) -> None:
     """Also where the others have met: some backends make a group without waiting."""
 
