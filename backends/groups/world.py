@@ -584,7 +584,8 @@ class World:
         if error is None or hasattr(sys, "ps1"):
             self._leave_at_end(store)
             return
-        notice = f"rank {self.rank} ended with {type(error).__name__}: {error}"
+        said = f": {error}" if str(error) else ""
+        notice = f"rank {self.rank} ended with {type(error).__name__}{said}"
         try:
             for group in self.groups():
                 group.current.publish_death_notice(notice)

@@ -85,7 +85,7 @@ def write_part(
             _write_stacks(folder / f"{STACKS}{rank}.txt")
         except (OSError, RuntimeError) as problem:
             problems.append(f"its stacks: {problem!r}")
-    gone = [str(one.past.get("ended_at", "")) for one in world.sources]
+    gone = [one.past.get("ended_at") for one in world.sources if one.rank is None]
     left = ended and error is None
     waited = failed or not ended
     making = _making(place.address, error if ended else None) if waited else None
@@ -100,7 +100,7 @@ def write_part(
         "has_ended": ended,
         "has_left": left,
         "left_at": (left and world.line_at_end()) or None,
-        "groups_ended_at": None if recorded else next(filter(None, gone), None),
+        "groups_ended_at": next(filter(None, gone), None),
         "death": death or None,
         "last_cell_exit": place.exit_while_idle() or None,
         "recorded": recorded,

@@ -54,10 +54,11 @@ _OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d{1,10}) "
 _OOM_KILL = re.compile(r"oom[_-]kill events?(?:\(s\))? in StepId=([\w.+]{1,60})\b")
 #: What the job has said itself, as its own line and in errors; each host says it once.
 _SAID = re.compile(
-    r"(?:^rankscope: |^Why, as the ranks' records tell: )(.+; the report is .+)"
+    r"(?:(?<![\w.])rankscope: |^Why, as the ranks' records tell: )"
+    r"(.+; the report is .+)"
 )
 #: The reason of an abort in an error of ours: ranks have issued an op differently.
-_REASON = re.compile(r"the group was aborted: (.{1,1000}? differ .{1,500}?) \(at \d")
+_REASON = re.compile(r"the group was aborted: (\w{1,40}: .{1,1000}?) \(at \d")
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -168,7 +169,7 @@ class Log:
             return
         if _RESTART.search(text):
             self._begin()
-        elif (said := _SAID.match(text)) is not None:
+        elif (said := _SAID.search(text)) is not None:
             self.said[said[1]] = None
         elif (world := _WORLD.search(text)) is not None:
             self.world_size = int(world[1])

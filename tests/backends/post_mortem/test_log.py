@@ -851,7 +851,7 @@ def test_counters_of_sends_show_no_rank_ahead(tmp_path: Path) -> None:
 def test_what_the_job_said_itself(tmp_path: Path) -> None:
     said = "rank 1 is dead: its process has ended; the report is rankscope-report/a"
     lines = [
-        f"[default0]:rankscope: {said}",
+        f"[default0]:(Pdb) rankscope: {said}",
         "[rank0]: Traceback (most recent call last):",
         '[rank0]:   File "/job/train.py", line 8, in <module>',
         "[rank0]: RuntimeError: Connection closed by peer [::1]:1 gloo",
