@@ -61,7 +61,7 @@ async (source, traits) => {
   const { default: widget } = await import(url);
   const listeners = {
     "msg:custom": new Set(), comm_live_update: new Set(), "change:pinned": new Set(),
-    "change:hangs": new Set(),
+    "change:hangs": new Set(), "change:snapshot": new Set(),
   };
   window.sent = [];
   const model = {

@@ -51,6 +51,13 @@ _SETTINGS = {
 }
 
 
+#: The 2 s after which anywidget drops the messages of a model are over at once.
+_NO_PATIENCE = """
+const timeout = AbortSignal.timeout.bind(AbortSignal);
+AbortSignal.timeout = (ms) => timeout(ms === 2000 ? 0 : ms);
+"""
+
+
 class Notebook:
     """A notebook that is open in a page; its cells go by their ids."""
 
@@ -262,13 +269,17 @@ class Lab:
         height: int = 900,
         idle: bool = True,
         alone: bool = True,
+        busy: bool = False,
     ) -> Notebook:
         """Open a notebook that is in the server's folder.
 
         Where its kernel runs a cell, `idle` is false: the page does not wait for it.
-        Unless `alone`, JupyterLab has panels beside the notebook.
+        Unless `alone`, JupyterLab has panels beside the notebook. In a `busy` page
+        anywidget has given each of its models up before it begins.
         """
         page = self._context.new_page()
+        if busy:
+            page.add_init_script(_NO_PATIENCE)
         page.set_viewport_size({"width": width, "height": height})
         page.set_default_timeout(PATIENCE)
         where = f"{_PAGES[self.front_end] if alone else 'lab/tree'}/{file.name}"

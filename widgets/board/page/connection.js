@@ -7,9 +7,26 @@ const RENEWAL = 15_000; // ms; for VIEWER_TIMEOUT in feed.py
 const CHECK = 1_000; // ms between two looks at the clock
 const SILENCE = 10_000; // ms without a message, for BEAT in feed.py
 
+/**
+ * Take each message from here on, whether anywidget does or not: it drops all those of a
+ * model that has not begun 2 s after its creation, as on a busy machine.
+ */
+function hear(model) {
+  const take = (raw) => {
+    const base = Object.getPrototypeOf(Object.getPrototypeOf(raw ?? {}) ?? {});
+    if (!base?._handle_comm_msg || !raw.comm?.on_msg) return;
+    raw.comm.on_msg((message) => base._handle_comm_msg.call(raw, message));
+  };
+  // The model itself comes with an event only. The state at the creation was read.
+  model.on("change:snapshot", take);
+  model.set("snapshot", {});
+  model.off("change:snapshot", take);
+}
+
 export class Connection {
   constructor(model, expects, onChange) {
     this.model = model;
+    hear(model);
     this.expects = expects; // whether the kernel has reason to send beats
     this.onChange = onChange; // called when the kernel is gone, and when it is back
     this.lost = false;

@@ -14,6 +14,7 @@ export class Store {
     this.rows = new Map(); // group → rank → cells; `ALL` has those of the tab "all"
     this.changed = new WeakMap(); // cells → the version in which their op was new
     this.columns = model.get("columns");
+    const state = model.get("snapshot");
     this.timeline = null;
     this.offset = -Infinity; // the kernel's clock, less the page's
     this.connection = new Connection(
@@ -31,7 +32,6 @@ export class Store {
       this.apply(message);
     };
     model.on("msg:custom", this.receive);
-    const state = model.get("snapshot");
     if (state && state.type === "full") this.apply(state);
   }
 

@@ -8,6 +8,7 @@ function opened(snapshot = {}) {
   const traits = { columns: [], snapshot };
   const store = new Store({
     get: (name) => traits[name],
+    set: (name, value) => (traits[name] = value),
     on: (event, callback) => listeners.set(event, callback),
     off: (event) => listeners.delete(event),
     send: (message) => sent.push(message),
