@@ -355,7 +355,12 @@ def tell(errors: Iterable[RankError], after: str) -> str:
         parts.append(f"{name_ranks(ranks)}: {named}{op}")
         before = ename
     what = "; ".join(_shortened(parts, "ops"))
-    return in_lines(what, "; ".join(whys.values()), after)
+    causes = [*whys.values()]
+    # The others are told what the rank found whose op timed out first, and that it did.
+    first = (
+        one for one in causes if not one.startswith(tuple(f"{c}; " for c in causes))
+    )
+    return in_lines(what, "; ".join(first), after)
 
 
 def _both_sides(why: str) -> list[str]:

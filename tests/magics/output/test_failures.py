@@ -354,6 +354,12 @@ def test_a_timeout_is_told_in_lines() -> None:
         "was not done 4 s after it began (the group's timeout)",
         "Why: rank 2 has not entered",
     ]
+    # The rank that was aborted by it has been told the same, and whose op timed out.
+    timed_out = f"{TIMEOUT.format(1, 'x').partition(': ')[0]} timed out after 4 s"
+    told = f"barrier #2: the group was aborted: rank 2 has not entered; {timed_out}"
+    errors = [error(0, "DistAbortedError", told), error(1, "DistTimeoutError", said)]
+    for order in (errors, errors[::-1]):
+        assert tell(order, "").splitlines()[1:] == ["Why: rank 2 has not entered"]
 
 
 def test_the_cause_of_a_death_and_of_what_torch_gave_up_has_its_line() -> None:
