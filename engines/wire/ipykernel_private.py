@@ -332,7 +332,7 @@ def keep_output_in_its_cell(kernel: Any) -> None:
 def say_in_cell(kernel: Any, text: str) -> None:
     """Print a text in the output of the cell that runs, from any thread."""
     # ipykernel 6 has it there anyway.
-    set_parent = getattr(sys.stderr, "set_thread_parent", None)
+    set_parent = getattr(sys.stdout, "set_thread_parent", None)
     if set_parent is not None:
         set_parent(kernel.get_parent("shell"))
-    print(text, file=sys.stderr, flush=True)
+    print(text, flush=True)

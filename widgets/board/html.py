@@ -31,9 +31,11 @@ _GROUPS = 16
 _DROP = 7
 #: As on the board, whatever the output of a cell has.
 _SUMMARY = "cursor:pointer;font-size:12px;opacity:.75"
-#: JupyterLab breaks lines of errors within words, also where there is room for none.
-_ERRORS = (
-    '<style>.jp-RenderedText[data-mime-type="application/vnd.jupyter.stderr"] pre '
+#: JupyterLab breaks lines within words, also where there is room for none: here those
+#: of errors, and of the text above a board.
+_LINES = (
+    '<style>.jp-RenderedText[data-mime-type="application/vnd.jupyter.stderr"] pre, '
+    ".jp-OutputArea:has(.rankscope-board) .jp-RenderedText pre "
     "{ word-break: normal; overflow-wrap: anywhere; }</style>"
 )
 #: The states of groups that come first.
@@ -57,7 +59,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
     ]
     if head.get("state") == "running":
         parts.append(paragraph_html(_about_picture(banner.mood), quiet=True))
-    parts += [*_groups(model), trusted_html(_ERRORS)]
+    parts += [*_groups(model), trusted_html(_LINES)]
     return f'<div class="rankscope-board {escape(name)}">{block_html(parts)}</div>'
 
 

@@ -236,12 +236,12 @@ class TopApp(App[str]):
         group = self.group
         if group is None:
             return
-        about = [group["label"], *group["facts"]]
+        about = [group["label"]]
         if len(state["groups"]) > 1:
             number = [one["id"] for one in state["groups"]].index(group["id"]) + 1
-            about.insert(1, f"group {number} of {len(state['groups'])}")
-        if group["verdict"]:
-            about.append(group["verdict"])
+            about.append(f"group {number} of {len(state['groups'])}")
+        # Of a narrow terminal the facts are cut off first.
+        about += [*filter(None, [group["verdict"]]), *group["facts"]]
         _say(self._about, " · ".join(about))
         rows = state["rows"].get(group["id"], {})
         if state["head"]["state"] == "running":

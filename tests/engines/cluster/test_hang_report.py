@@ -40,7 +40,7 @@ def cluster(reports: Path) -> Iterator[Cluster]:
 
 def said(cell: Execution) -> list[str]:
     outputs = [*cell.outputs(0), *cell.outputs(1)]
-    return [one["text"] for one in outputs if one.get("name") == "stderr"]
+    return [one["text"] for one in outputs if one.get("name") == "stdout"]
 
 
 def test_a_cell_that_nobody_ends(

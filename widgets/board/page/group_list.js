@@ -44,7 +44,7 @@ export class GroupList {
       setAttribute(line.shape, "class", `shape ${moodClass(group.mood)}`);
       for (const [key, target] of Object.entries(line.cells)) {
         setText(target, lines[place][key]);
-        setAttribute(target, "title", lines[place][key]);
+        setAttribute(target, "title", key === "name" ? group.name : lines[place][key]);
       }
     });
     setAttribute(this.element, "data-plain", String(lines.every(({ verdict }) => !verdict)));

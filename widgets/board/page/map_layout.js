@@ -2,7 +2,7 @@
 // else on the line of its host; and its colour. Nothing here draws.
 
 import { valueOf } from "./arrange.js";
-import { shortRanks } from "./text.js";
+import { shortName, shortRanks } from "./text.js";
 
 const LARGE = { pitch: 24, height: 18 }; // px of a square with the number of its rank
 const SMALL = { pitch: 12, height: 12 };
@@ -83,12 +83,15 @@ export function linesOf(ranks, rows, mesh) {
 
 /** The coordinates of a rank but the last, as "dp 3 · pp 0". */
 function rowOf({ names, at }, rank) {
-  return at.get(rank).slice(0, -1).map((place, dim) => `${names[dim]} ${place}`).join(" · ");
+  return at.get(rank).slice(0, -1).map((place, dim) => `${shortName(names[dim])} ${place}`).join(" · ");
 }
 
 /** What stands behind the legend: what lines and columns are. */
 export function aboutLines(lines, mesh) {
-  if (mesh) return `rows: ${mesh.names.slice(0, -1).join(" × ")}, columns: ${mesh.names.at(-1)}`;
+  if (mesh) {
+    const names = mesh.names.map(shortName);
+    return `rows: ${names.slice(0, -1).join(" × ")}, columns: ${names.at(-1)}`;
+  }
   return lines.length > 1 ? "by host" : "";
 }
 
@@ -109,7 +112,10 @@ export function layOut(lines, width, measure, matrix, tallest) {
   const { pitch, height } = count <= NUMBERED ? LARGE : SMALL;
   const label = Math.ceil(Math.max(...lines.map(({ label: text }) => (text ? measure(text) + 8 : 0)), 0));
   const longest = Math.max(...lines.map(({ ranks }) => ranks.length), 1);
-  const columns = Math.max(1, Math.min(longest, Math.floor((width - label) / pitch)));
+  const fits = Math.max(1, Math.floor((width - label) / pitch));
+  // Where a line breaks, rows of 32 or 64 ranks are easier to count in than those of 48.
+  const breaks = fits < longest && fits >= 16 && !matrix;
+  const columns = breaks ? 2 ** Math.floor(Math.log2(fits)) : Math.min(longest, fits);
   const block = label + columns * pitch + BETWEEN;
   const room = columns < longest ? 1 : Math.max(1, Math.floor((width + BETWEEN) / block));
   const needed = matrix ? Math.ceil((lines.length * height) / tallest) : lines.length;

@@ -1,7 +1,7 @@
 // The tab "all": every rank once, in the op of whatever group it is in. Nothing here
 // draws.
 
-import { shortRanks } from "./text.js";
+import { shortName, shortRanks } from "./text.js";
 
 export const ALL = "all";
 
@@ -63,7 +63,7 @@ function weight({ blame, mood, verdict, failed }) {
 export function overviewCells(found) {
   const { name, label, cells } = tellingRow(found);
   const group = found.some((one) => one.name === name && one.label !== label) ? label : name;
-  return cells.op === undefined ? { ...cells } : { ...cells, op: `${group} ${cells.op}` };
+  return cells.op === undefined ? { ...cells } : { ...cells, op: `${shortName(group)} ${cells.op}` };
 }
 
 /** The names of the cells in which two rows differ. */
@@ -74,7 +74,7 @@ export function differences(old, cells) {
 
 /** The cells of a group's line in that tab: who is in it, what it does, what is wrong. */
 export function lineOf({ name, ranks, state, verdict }, rows) {
-  return { name, members: shortRanks(ranks), state, op: opOf(rows), verdict };
+  return { name: shortName(name), members: shortRanks(ranks), state, op: opOf(rows), verdict };
 }
 
 /** The op that is in flight for longest on any rank, else the last one. */

@@ -1,7 +1,7 @@
 // The tabs: one for each group.
 
 import { make, makeShape, setAttribute, setText } from "./elements.js";
-import { moodClass, plural } from "./text.js";
+import { moodClass, plural, shortName } from "./text.js";
 
 const TOLD = new Set(["hung", "aborted", "rank dead"]); // states that a tab tells
 const IN_LINE = 6; // tabs that leave room for facts beside them
@@ -36,7 +36,7 @@ export class Tabs {
         this.list.insertBefore(tab.element, this.list.children[place] ?? null);
       }
       setAttribute(tab.shape, "class", `shape ${moodClass(group.mood)}`);
-      setText(tab.label, group.label);
+      setText(tab.label, shortName(group.label));
       setText(tab.size, String(group.size));
       setText(tab.state, TOLD.has(group.state) ? group.state : "");
       const title = [plural(group.size, "rank"), group.state].filter(Boolean).join(", ");
@@ -64,6 +64,12 @@ export class Tabs {
       setAttribute(tab.element, "aria-selected", String(mine));
       setAttribute(tab.element, "tabindex", mine ? "0" : "-1");
     }
+    // Of many tabs some are out of sight: the list scrolls, and the page does not.
+    const { offsetTop = 0, offsetHeight = 0 } = this.tabs.get(id)?.element ?? {};
+    const top = offsetTop - this.list.offsetTop;
+    if (top < this.list.scrollTop) this.list.scrollTop = top;
+    const bottom = top + offsetHeight - this.list.clientHeight;
+    if (bottom > this.list.scrollTop) this.list.scrollTop = bottom;
     const group = this.groups?.find((one) => one.id === id);
     const facts = group ? [...group.facts, group.last] : [];
     setText(this.facts, facts.filter(Boolean).join(" · "));

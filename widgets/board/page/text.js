@@ -40,6 +40,13 @@ export function durationText(ns) {
   }
 }
 
+const NAME = 28; // letters of the name of a group
+
+/** A long name of a group: its beginning, and its end, in which such names differ. */
+export function shortName(name) {
+  return name.length > NAME ? `${name.slice(0, 12)}…${name.slice(13 - NAME)}` : name;
+}
+
 const MOODS = new Set(["calm", "busy", "working", "warning", "error"]);
 
 /** A mood as a class; an unknown one counts as calm. */

@@ -118,3 +118,10 @@ test("a map that is not drawn yet has no rank below the pointer", () => {
   equal(map.placeAt({ offsetX: 0, offsetY: 0 }), -1);
   map.keydown({ key: "End", preventDefault() { throw new Error("a key"); } });
 });
+
+test("a line that breaks has a power of two of ranks", () => {
+  const line = { label: "", ranks: [...Array(64).keys()] };
+  const columns = (width) => new Set(laid([line], width).squares.map(({ x }) => x)).size;
+  equal([1200, 800, 60].map(columns), [32, 32, 2]);
+  equal(columns(64 * 24), 64);
+});

@@ -63,7 +63,7 @@ test("a group's line has the op that waits longest, else the last one", () => {
 });
 
 test("ranks at equal distances are told by their first and last", () => {
-  const members = (...ranks) => lineOf({ ranks }, new Map()).members;
+  const members = (...ranks) => lineOf({ name: "rows", ranks }, new Map()).members;
   equal([members(0, 1, 2, 3), members(5), members(0, 4)], ["0–3", "5", "0,4"]);
   equal([members(1, 5, 9, 13), members(1, 5, 9, 14)], ["1,5…13", "1,5,9,14"]);
 });

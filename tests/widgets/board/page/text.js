@@ -1,4 +1,4 @@
-import { durationText, elapsedText, moodClass, nameRanks, plural } from "/widgets/board/page/text.js";
+import { durationText, elapsedText, moodClass, nameRanks, plural, shortName } from "/widgets/board/page/text.js";
 import { equal, test } from "./harness.js";
 
 test("elapsed times lose digits as they grow", () => {
@@ -22,4 +22,10 @@ test("ranks in a row are a range", () => {
 test("a mood that is not known is calm", () => {
   equal(["error", "surprised"].map(moodClass), ["error", "calm"]);
   equal([plural(1, "rank"), plural(0, "rank")], ["1 rank", "0 ranks"]);
+});
+
+test("of a long name the end is there, in which names differ", () => {
+  equal(["dp_1", "the_data_parallel_group_of_the_model_dp_12"].map(shortName), [
+    "dp_1", "the_data_par…the_model_dp_12",
+  ]);
 });
