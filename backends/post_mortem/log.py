@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from ..observe.evidence import RankEvidence
+from ..rank_sets import parse_runs
 from .desync import TIMEOUT, DesyncReport
 from .log_groups import LogGroups
-from .log_lines import OP_STACK, Source, group_line, op_frame, split_line, work_line
+from .log_lines import (
+    OP_STACK,
+    Source,
+    group_line,
+    op_frame,
+    split_line,
+    task_in,
+    work_line,
+)
 from .stacks import FAULT_LINE, main_thread, threads_in
 from .torchelastic import FailureTable, death_by_signal
 from .tracebacks import Raised, TracebackReader, evidence_of
@@ -38,6 +47,7 @@ _SIGNS = (
     *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
     *(b"Fatal Python error: ", b"ut of memory: Kill"),
     *(b" oom_kill event", b" oom-kill event", b"; the report is "),
+    *(b"srun: ", b"*** STEP "),
 )
 _FAULT = b"(most recent call first):"
 _LAUNCHERS = "torch.distributed.elastic"
@@ -65,6 +75,17 @@ _MPIRUN = re.compile(
     r"exited on signal (\d{1,3})"
 )
 
+#: Slurm, of tasks that a signal has ended which it has not sent itself.
+_SRUN = re.compile(
+    r"srun: error: \S+: tasks? ([\d,-]{1,200}): "
+    r"(Killed|Segmentation fault|Aborted|Bus error|Out Of Memory)"
+)
+_SRUN_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+_MOST_TASKS = 10_000
+#: From here on Slurm ends the tasks itself.
+_STEP_ENDS = re.compile(r"srun: (?:Terminating|Force Terminated)|\*\*\* STEP ")
+#: A stack of a labelled task, in a file without anything else.
+_TASKS_STACK = re.compile(rb"^ {0,6}\d{1,6}: (?:Current t|T)hread 0x", re.MULTILINE)
 #: Open MPI 5 goes on in the next line.
 _BROKEN = " exited on"
 
@@ -119,6 +140,8 @@ class Log:
         #: Ranks that gloo has ended: they received more than their op takes.
         self.too_long: set[int] = set()
         self.world_size: int | None = None
+        #: Whether the tasks of Slurm are the ranks; known at the end.
+        self._tasks_are_ranks = False
         self._begin()
 
     def _begin(self) -> None:
@@ -128,6 +151,11 @@ class Log:
         self.groups = LogGroups()
         self.table = FailureTable()
         self._deaths: dict[int, str] = {}
+        #: Tasks of Slurm that ended → why.
+        self._tasks: dict[int, str] = {}
+        self._step_ends = False
+        #: Ranks of lines that have a label, too → the tasks of those labels.
+        self._labels: dict[int, set[int]] = {}
         #: The line to which the next one belongs.
         self._held = ""
         #: A process → why Linux has killed it; None: one that is not named.
@@ -153,7 +181,10 @@ class Log:
             return
         # A report has a line with all ranks.
         length = LONGEST if self._report is None else _LINE
-        source, text = split_line(line[:length].decode("utf-8", errors="replace"))
+        whole = line[:length].decode("utf-8", errors="replace")
+        source, text = split_line(whole)
+        if source.rank is not None and (task := task_in(whole)) is not None:
+            self._labels.setdefault(source.rank, set()).add(task)
         if (reason := _REASON.search(text)) is not None:
             self.said[reason[1]] = None
         if self._held:
@@ -161,14 +192,22 @@ class Log:
         elif text.endswith(_BROKEN):
             self._held = text
             return
-        if source.rank is None and source.local is None and self.table.feed(text):
-            return
+        if source.rank is None and source.local is None:
+            # What stands before the lines of a table tells hosts apart.
+            row = text if source.task is None else f"{source.task}: {text}"
+            if self.table.feed(row):
+                return
         if self._op_stack is not None and self._feed_op_stack(text):
             return
         if self._feed_report(source, text):
             return
         if _RESTART.search(text):
             self._begin()
+        elif (ended := _SRUN.search(text)) is not None:
+            if not self._step_ends:
+                self._tasks.update(dict.fromkeys(_tasks_of(ended[1]), ended[2]))
+        elif _STEP_ENDS.search(text) is not None:
+            self._step_ends = True
         elif (said := _SAID.search(text)) is not None:
             self.said[said[1]] = None
         elif (world := _WORLD.search(text)) is not None:
@@ -244,6 +283,22 @@ class Log:
 
     # -- the result --------------------------------------------------------------
 
+    def _has_ranks_of_tasks(self) -> bool:
+        """Whether Slurm has started the ranks: no torchrun, which numbers them anew."""
+        if self.table.failures or self._locals or self._rank is not None:
+            return False
+        if not self._labels:
+            return not self.present
+        return all(tasks == {rank} for rank, tasks in self._labels.items())
+
+    def close(self) -> None:
+        """End what is open, and note the ranks of tasks."""
+        self.feed(b"\n")
+        self._tasks_are_ranks = self._has_ranks_of_tasks()
+        if self._tasks_are_ranks:
+            tasks = {one.task for one in self._streams if one.task is not None}
+            self.present |= tasks | self._tasks.keys()
+
     def evidence(
         self, path: str, reasons: Mapping[int | None, str]
     ) -> list[RankEvidence]:
@@ -285,6 +340,13 @@ class Log:
             death = f"rank {rank} ended with a fatal error"
             death += f": {stream.fatal}" if stream.fatal else self._size(rank, sizes)
             yield RankEvidence(rank, death=death, source=path)
+        for task, how in self._tasks.items() if self._tasks_are_ranks else ():
+            number = _SRUN_SIGNALS.get(how)
+            death = f"rank {task} was killed: Slurm says Out Of Memory"
+            death = death if number is None else death_by_signal(task, number)
+            if how == "Killed" and (why := reasons.get(None)) is not None:
+                death += f": {why}"
+            yield RankEvidence(task, death=death, source=path)
         for rank, death in self._deaths.items():
             yield RankEvidence(rank, death=death, source=path)
         for rank, failure in self.table.failures.items():
@@ -315,6 +377,8 @@ class Log:
                 yield source.rank, stream
             elif source.local is not None and len(ranks.get(source.local, ())) == 1:
                 yield next(iter(ranks[source.local])), stream
+            elif source.task is not None and self._tasks_are_ranks:
+                yield source.task, stream
             elif source.local is None and self._rank is not None:
                 yield self._rank, stream
 
@@ -340,6 +404,15 @@ class Log:
         return {one.awaited for one in found if one.awaited is not None}
 
 
+def _tasks_of(text: str) -> list[int]:
+    """Return the tasks of ``0,4-7``; none of what Slurm does not write."""
+    try:
+        runs = parse_runs(text, "tasks")
+    except ValueError:
+        return []
+    return [task for run in runs for task in run[:_MOST_TASKS]]
+
+
 def read_log(file: IO[bytes], rank: int | None = None) -> Log:
     """Return what a log tells; `rank` is that of the whole file, if it is of one."""
     log = Log(rank)
@@ -347,8 +420,7 @@ def read_log(file: IO[bytes], rank: int | None = None) -> Log:
         if log.is_open or _may_tell(lines):
             for line in io.BytesIO(lines):
                 log.feed(line)
-    # Ends what is open.
-    log.feed(b"\n")
+    log.close()
     return log
 
 
@@ -360,7 +432,9 @@ def _parts(file: IO[bytes]) -> Iterator[bytes]:
 
 def looks_like_log(data: bytes) -> bool:
     """Return whether a line is of a rank or of its launcher."""
-    return b"\0" not in data[:4096] and any(sign in data for sign in _SIGNS)
+    if b"\0" in data[:4096]:
+        return False
+    return any(sign in data for sign in _SIGNS) or bool(_TASKS_STACK.search(data))
 
 
 def _may_tell(lines: bytes) -> bool:

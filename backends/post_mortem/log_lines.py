@@ -22,6 +22,7 @@ __all__ = [
     "host_in",
     "op_frame",
     "split_line",
+    "task_in",
     "work_line",
 ]
 
@@ -30,6 +31,7 @@ _PREFIXES = 300
 _ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _RANK = re.compile(r"\[rank(\d{1,6})\]: ?")
 _TEE = re.compile(r"((?: *[^ ]+ ){0,3}?)\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:")
+_TASK = re.compile(r" {0,6}(\d{1,6}):(?: |$)")
 _TIME = re.compile(r"\d\d:\d\d")
 
 _GROUP = (
@@ -84,6 +86,8 @@ class Source(NamedTuple):
     rank: int | None = None
     #: Role and local rank, as in ``default3``, after what tells hosts apart.
     local: str | None = None
+    #: The task that ``srun --label`` has put before a line without the other two.
+    task: int | None = None
 
 
 class GroupLine(NamedTuple):
@@ -132,7 +136,18 @@ def split_line(line: str) -> tuple[Source, str]:
         local = f"{host_in(tee[1])}{tee[2]}{tee[3]}"
     if found is not None:
         return Source(int(found[1]), local), line[found.end() :]
-    return Source(None, local), line[tee.end() :] if tee and local else line
+    if tee is not None and local:
+        return Source(None, local), line[tee.end() :]
+    task = task_in(line)
+    if task is not None:
+        return Source(task=task), line.partition(": ")[2]
+    return Source(), line
+
+
+def task_in(line: str) -> int | None:
+    """Return the task that ``srun --label`` has put before a line; None: no label."""
+    found = _TASK.match(line)
+    return None if found is None else int(found[1])
 
 
 def host_in(prefix: str) -> str:

@@ -103,7 +103,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
             further = () if frame.function == "<module>" else frames[place + 1 :]
             outer = [SourceLine(*one[:3]) for one in further if one.is_users]
             return SourceLine(*frame[:3], tuple(outer[:MOST_CALLERS])), called
-    first = next((one for one in frames if not _NOBODYS.search(one.file)), None)
+    libraries = (one for one in frames if not one.file.startswith(_CHECKOUT))
+    first = next((one for one in libraries if not _NOBODYS.search(one.file)), None)
     return first and SourceLine(*first[:3]), None
 
 

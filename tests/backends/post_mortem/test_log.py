@@ -891,3 +891,45 @@ def test_the_launchers_own_exception_is_no_ranks(tmp_path: Path) -> None:
     folder.mkdir()
     (verdict,) = examined(folder, lines).verdicts
     assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (1,))
+
+
+SRUN = """\
+ 0: starting
+ 3: Traceback (most recent call last):
+ 0: Traceback (most recent call last):
+ 3:   File "/job/train.py", line 31, in main
+ 0:   File "/job/train.py", line 90, in <module>
+ 3:     raise ValueError("bad sample")
+ 3: ValueError: bad sample
+ 0: RuntimeError: gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1
+srun: error: node1: task 3: Exited with exit code 1
+srun: error: node2: tasks 1-2: Killed
+srun: Terminating StepId=4711.0
+srun: error: node2: task 5: Killed
+"""
+
+
+def test_the_tasks_of_srun_are_ranks_unless_torchrun_has_started_them(
+    tmp_path: Path,
+) -> None:
+    (verdict,) = examined(tmp_path, SRUN).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (1, 2, 3))
+    for said in (
+        "rank 3 ended with ValueError: bad sample at train.py:31",
+        "ranks 1–2 were killed by signal 9 (SIGKILL)",
+        "rank 0 gave up waiting at train.py:90",
+    ):
+        assert said in verdict.text
+    stack = (
+        '3: Thread 0x07 (most recent call first):\n3:   File "/job/a.py", line 7 in f\n'
+    )
+    report = examined(tmp_path, stack)
+    assert str(rank_of(report, 3).location) == "a.py:7"
+    # A task of srun is a host of torchrun.
+    lines = (
+        "0: [rank4]: Traceback (most recent call last):\n0: [rank4]: KeyError: 'lr'\n"
+    )
+    report = examined(tmp_path, SRUN + lines)
+    assert [one.culprits for one in report.verdicts] == [(4,)]
+    table = "0:   rank      : 4 (local_rank: 0)\n0:   exitcode  : 1 (pid: 7)\n"
+    assert 3 not in examined(tmp_path, SRUN + table).evidence.ranks

@@ -84,6 +84,7 @@ def test_a_line_of_our_checkout_is_not_the_users() -> None:
     ]
     line, called = position(frames)
     assert (str(line), called) == ("train.py:7", "all_reduce of rankscope")
+    assert position(frames[:3]) == (None, None)
 
 
 def test_a_rank_that_is_in_the_debugger() -> None:
