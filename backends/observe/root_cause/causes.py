@@ -11,6 +11,7 @@ from ..verdicts import Fault
 from .absences import awaited_ranks
 from .cycles import stuck_in_turn
 from .differences import Difference, difference_of_pair, extra_op
+from .order import ahead_of_all
 from .pairs import Match
 from .picture import Cause, Picture, issue_order
 from .scene import ONE_SIDED, Place, Wait
@@ -37,9 +38,10 @@ def find_causes(picture: Picture) -> list[Cause]:
         # Dumps of a job that runs, each from another moment, look like this.
         causes = [one for one in causes if one.difference is not None]
     else:
-        causes += [
+        awaited = [
             _of_stray(one, picture) or _of_extra(one, picture) or one for one in awaited
         ]
+        causes += awaited if causes else _of_those_ahead(awaited, picture)
     if picture.evidence.is_of_counts and len(picture.scenes) > 1:
         return _seen_in_counts(causes, picture)
     if not causes:
@@ -103,16 +105,34 @@ def _of_stray(cause: Cause, picture: Picture) -> Cause | None:
     return None
 
 
+def _of_those_ahead(awaited: Sequence[Cause], picture: Picture) -> Sequence[Cause]:
+    """Return as the cause that one rank is ahead of all others, if nothing tells more.
+
+    Where several are ahead, the many others may as well be late, all at once: none.
+    """
+    waits = ahead_of_all(picture)
+    if not waits or any(one.fault is not Fault.MISSING_RANKS for one in awaited):
+        return awaited
+    if len(waits) > 1:
+        return ()
+    (wait,) = waits
+    assert wait.op is not None
+    values, ops = {wait.rank: wait.name}, {wait.rank: wait.op}
+    found = Difference(
+        Fault.OP_MISMATCH, wait.group, wait.seq, (wait.rank,), values, ops
+    )
+    return [Cause(found.fault, found.culprits, (), found)]
+
+
 def _of_extra(cause: Cause, picture: Picture) -> Cause | None:
     """Return as the cause that a few ranks issued an op more than those absent.
 
     Not where it is known why these do not come.
     """
     wait = cause.waits[0]
-    ranks = [picture.rank(rank) for rank in cause.culprits]
-    if cause.fault not in (Fault.MISSING_RANKS, Fault.RANK_BUSY_ELSEWHERE) or any(
-        one.exception or (one.last_cell_exit and not one.has_ended_well)
-        for one in ranks
+    absent = Fault.MISSING_RANKS, Fault.RANK_BUSY_ELSEWHERE
+    if cause.fault not in absent or not all(
+        map(picture.is_unexplained, cause.culprits)
     ):
         return None
     scene = next(one for one in picture.scenes if one.group == wait.group)

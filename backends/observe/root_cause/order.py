@@ -1,14 +1,14 @@
-"""Which of two ops comes first in a program, as the ranks that run it alike tell."""
+"""What the ranks that run one program tell: which op comes next, and who is ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from .picture import Picture
-from .scene import GroupScene, Place
+from .picture import Picture, issue_order
+from .scene import GroupScene, Place, Wait
 
-__all__ = ["out_of_step"]
+__all__ = ["ahead_of_all", "out_of_step"]
 
 
 def out_of_step(
@@ -86,3 +86,59 @@ def _scene(rank: int, place: Place, picture: Picture) -> GroupScene | None:
     # Of its own groups, which may have one name, the one of the op.
     own = [scene for scene in found if scene.group == place[0]] or found
     return own[0] if len(own) == 1 else None
+
+
+def ahead_of_all(picture: Picture) -> tuple[Wait, ...]:
+    """Return what few ranks wait in where all others are in no op, and before that one.
+
+    Were one of the others late, more of those that run its program would wait. So these
+    few have issued an op too many, or all others are somewhere that is not recorded.
+    """
+    first: dict[int, Wait] = {}
+    for wait in sorted(picture.waits, key=issue_order):
+        first.setdefault(wait.rank, wait)
+    known = picture.evidence.ranks
+    rest = {rank: one for rank, one in known.items() if rank not in first}
+    if (
+        picture.evidence.at_one_moment
+        or len(known) < (picture.evidence.world_size or 0)
+        or not 0 < len(first) < len(rest)
+        or not all(
+            picture.is_out(rank) and picture.is_unexplained(rank) for rank in rest
+        )
+        or any(one.location or one.death or one.silence for one in rest.values())
+        or len({(one.group.name, one.name, one.seq) for one in first.values()}) > 1
+        or not all(_is_ahead(wait, rest, picture) for wait in first.values())
+    ):
+        return ()
+    return tuple(first.values())
+
+
+def _is_ahead(wait: Wait, rest: Collection[int], picture: Picture) -> bool:
+    """Return whether `rest` are just before the op of `wait`, or before its like.
+
+    For a send or receive, those that have the place of its rank in a group of that name
+    are; and those with the place of its peer are all where that one is.
+    """
+    if wait.op is None:
+        return False
+    scenes = [one for one in picture.scenes if one.group.name == wait.group.name]
+    if not wait.is_p2p:
+        like = [
+            one.issued[rank]
+            for one in scenes
+            for rank in one.group.ranks
+            if rank in rest and rank in one.issued
+        ]
+        # What only some need for their part may be over before.
+        return len(like) > 1 and len({*like}) == 1 and like[0] < wait.seq
+    if wait.op.peer is None:
+        return False
+    own, other = map(wait.group.ranks.index, (wait.rank, wait.op.peer))
+    like = [one for one in scenes if len(one.group.ranks) == len(wait.group.ranks)]
+    before = {
+        one.last_p2p(one.group.ranks[own]) for one in like if one.group != wait.group
+    }
+    return before == {wait.seq - 1} and (
+        len({one.last_p2p(one.group.ranks[other]) for one in like}) == 1
+    )

@@ -114,15 +114,20 @@ class Picture:
 
     def is_idle(self, rank: int) -> bool:
         """Return whether `rank`, of which no end is known, was in no op when read."""
+        return self.rank(rank).fate is None and self.is_out(rank)
+
+    def is_out(self, rank: int) -> bool:
+        """Return whether `rank` is known to be in no op."""
         one = self.rank(rank)
-        return (
-            one.recorded
-            and one.fate is None
-            and not any(
-                op.in_flight for found in one.groups.values() for op in found.ops
-            )
-            and all(found.lists_all_in_flight for found in one.groups.values())
+        return one.recorded and all(
+            found.lists_all_in_flight and not any(op.in_flight for op in found.ops)
+            for found in one.groups.values()
         )
+
+    def is_unexplained(self, rank: int) -> bool:
+        """Return whether no error and no cell tells why `rank` does not come."""
+        one = self.rank(rank)
+        return not (one.exception or (one.last_cell_exit and not one.has_ended_well))
 
     def may_wait(self, rank: int) -> bool:
         """Return whether `rank` waits in its last op unless that is over."""

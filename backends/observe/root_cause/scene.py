@@ -163,6 +163,11 @@ class GroupScene:
         ops = self.at[rank].get(seq) if rank in self.at else ()
         return ops[0] if ops else None
 
+    def last_p2p(self, rank: int) -> int | None:
+        """Return the number of the last send or receive of `rank`, None: not known."""
+        ops = self.known[rank].ops if rank in self.known else ()
+        return max((op.seq for op in ops if op.is_p2p), default=None)
+
     def named(self, seq: int) -> IssuedOp | None:
         """Return the collective `seq` of any rank."""
         found = (self.op(rank, seq) for rank in self.at)

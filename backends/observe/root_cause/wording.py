@@ -13,6 +13,7 @@ from ..verdicts import Absence, Fault, Verdict, Waiting
 from .differences import Difference
 from .facts import deaths, places, silences, whereabouts
 from .names import Names, direction, have, listed, some, they_wait
+from .order import ahead_of_all
 from .picture import Cause, Picture
 from .scene import Wait
 from .splits import tell
@@ -93,6 +94,11 @@ def undecided(waits: Sequence[Wait], picture: Picture) -> Verdict:
         why = "a log does not say which rank is on the other side"
     elif wait in picture.doubtful:
         why = "these dumps list a batch of one op alike when it is over"
+    elif ahead := {one.rank for one in ahead_of_all(picture)}:
+        why = (
+            f"either {some(ahead)} issued an op too many, or the others are late in "
+            "what is not recorded"
+        )
     elif wait.any_of:
         why = "each other rank of the group may be the one that should send"
     op = names.example(wait)
@@ -186,6 +192,8 @@ def _mismatch(cause: Cause, picture: Picture, names: Names) -> str:
             text += " " + noun.format(_value(value))
     if not in_order:
         text += "; they issue the same ops in different orders"
+    if len(sides) == 1:
+        text += ", and no other rank has: all others are in no op"
     return text
 
 
