@@ -200,12 +200,13 @@ def _p2p_counts(one: RankDump, name: _Name) -> int | None:
     """Return the number of the last send, receive or batch that has completed.
 
     None: the counters of the group do not tell. They are those of sends and receives
-    if one of these was the last op.
+    if one of these was the last op; the last one that has completed may be another.
     """
     number = next(number for number, other in one.ids.items() if other == name)
     enqueued, _, completed = one.dump.status.get(number, (None, None, None))
-    _, p2p, is_p2p = one.last[name]
-    return completed if is_p2p and enqueued == p2p else None
+    collective, p2p, is_p2p = one.last[name]
+    of_either = completed is None or 0 < completed <= collective
+    return completed if is_p2p and enqueued == p2p and not of_either else None
 
 
 def note_empty_ones(dumps: Sequence[RankDump]) -> None:

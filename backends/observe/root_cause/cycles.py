@@ -27,7 +27,8 @@ def cycle_of(
     other side may have stopped.
     """
     known = picture.evidence.at_one_moment
-    if not known and is_acyclic(members, _certain(edges, inside)):
+    certain = known or _is_balanced(inside)
+    if not certain and is_acyclic(members, _certain(edges, inside)):
         return []
     ring = shortest_cycle(members, edges)
     through = [rank for rank in ring if is_acyclic({*members} - {rank}, edges)]
@@ -61,6 +62,26 @@ def cycle_of(
     waits = tuple(first for first, *_ in told)
     named = tuple(sorted(culprits))
     return [Cause(Fault.DEADLOCK, named, waits, cycle=tuple(told))]
+
+
+def _is_balanced(inside: Sequence[Wait]) -> bool:
+    """Return whether no message between all ranks of a group is over on one side alone.
+
+    Each counts on two ranks: where one GPU has stopped in such a message, the sum of
+    what the ranks have issued before is odd.
+    """
+    return (
+        {wait.rank for wait in inside} == {*inside[0].group.ranks}
+        and len(inside) == len(inside[0].group.ranks)
+        and sum(wait.seq - 1 for wait in inside) % 2 == 0
+        and all(
+            wait.group == inside[0].group
+            and wait.op is not None
+            and wait.is_p2p
+            and wait.op.batch is None
+            for wait in inside
+        )
+    )
 
 
 def _certain(

@@ -120,18 +120,18 @@ def _is_ahead(wait: Wait, rest: Collection[int], picture: Picture) -> bool:
     For a send or receive, those that have the place of its rank in a group of that name
     are; and those with the place of its peer are all where that one is.
     """
-    if wait.op is None:
+    if wait.op is None or wait.unknown:
         return False
     scenes = [one for one in picture.scenes if one.group.name == wait.group.name]
     if not wait.is_p2p:
-        like = [
+        issued = [
             one.issued[rank]
             for one in scenes
             for rank in one.group.ranks
             if rank in rest and rank in one.issued
         ]
         # What only some need for their part may be over before.
-        return len(like) > 1 and len({*like}) == 1 and like[0] < wait.seq
+        return len(issued) > 1 and len({*issued}) == 1 and issued[0] < wait.seq
     if wait.op.peer is None:
         return False
     own, other = map(wait.group.ranks.index, (wait.rank, wait.op.peer))

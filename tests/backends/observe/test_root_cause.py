@@ -671,6 +671,24 @@ def test_who_waits_for_each_other_beside_a_rank_without_records(is_sent: bool) -
     assert (found.fault, found.culprits) == (fault, (3,) if is_sent else (0, 2))
 
 
+@pytest.mark.parametrize(("sent", "told"), [(2, True), (1, False)])
+def test_a_ring_in_which_all_have_issued_as_much_is_a_cycle(
+    sent: int, told: bool
+) -> None:
+    """Where one more message was sent than received, a GPU may have stopped instead."""
+    ring = Group("ring", (0, 1, 2, 3))
+    ranks = []
+    for rank in ring.ranks:
+        one = Rank(rank).issue("recv", ring, peer=(rank - 1) % 4)
+        done = 2 if rank else sent
+        ops = (dataclasses.replace(one.ops[ring][0], seq=done + 1),)
+        known = GroupEvidence(ops, lists_all_in_flight=True)
+        ranks.append(RankEvidence(rank, {ring: known}, recorded=True))
+    found = only(find_root_causes(combine(ranks, 4)))
+    assert found.fault is (Fault.DEADLOCK if told else Fault.UNDECIDED)
+    assert found.culprits == (ring.ranks if told else ())
+
+
 def test_who_is_in_one_op_of_a_cycle_is_told_together() -> None:
     """Half of the ranks enter two groups in the other order; rank 1 at its own line."""
     one, two = Group("a", (0, 1, 2, 3)), Group("b", (0, 1, 2, 3))
