@@ -268,8 +268,7 @@ class Departures:
             departure = self._needed(one.op_type, one.peer, one.collective_seq_id)
             if departure is None:
                 continue
-            since = time.monotonic() - departure.at
-            since = min(since, (time.time_ns() - one.created_ns) / 1e9)
+            since = time.monotonic() - max(departure.at, work.since)
             if not one.op_type.is_p2p or since > MESSAGE_WAIT:
                 return departure
         return None

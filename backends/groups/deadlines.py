@@ -35,15 +35,14 @@ class Deadlines:
 
     def __init__(self, spec: GroupSpec, inquiry: Inquiry) -> None:
         self._spec, self._inquiry = spec, inquiry
-        # Of the ops in flight: when they began, as `begun_ns` says and by the monotonic
-        # clock.
-        self._begun_at: dict[Work, tuple[int, float]] = {}
         #: Why the ops hang, if a diagnosis over all ranks has found it.
         self.cause: FoundCause | None = None
         #: The Work that is past its deadline, while its group lives on.
         self.overdue: Work | None = None
-        # The oldest Work in flight, and the age at which the ranks are asked about it.
+        # The oldest Work in flight, when it began, and the age at which the ranks are
+        # asked about it.
         self._oldest: Work | None = None
+        self._begun_at = 0.0
         self._early = EARLY
         # What the ranks are asked about it, or about the overdue one.
         self._question: Question | None = None
@@ -52,26 +51,16 @@ class Deadlines:
 
     def check(self, in_flight: Iterable[Work]) -> float:
         """Look for an `overdue` op; return the seconds to the next deadline."""
-        begun_at, self._begun_at = self._begun_at, {}
         oldest, about = self._oldest, self._about
         self.overdue = self._oldest = None
         nearest = float("inf")
         for place, work in enumerate(in_flight):
-            record = work.record
-            if record is None:
+            record, begun_at = work.record, work.begun_at(oldest=not place)
+            if record is None or begun_at is None:
                 continue
-            begun_ns = work.begun_ns(oldest=not place)
-            if not begun_ns:
-                continue
-            # The wall clock may be set while the op runs.
-            known = begun_at.get(work)
-            if known is None or known[0] != begun_ns:
-                ran = (time.time_ns() - begun_ns) / 1e9
-                known = begun_ns, time.monotonic() - ran
-            self._begun_at[work] = known
             if self._oldest is None:
-                self._oldest = work
-            left = known[1] + record.timeout - time.monotonic()
+                self._oldest, self._begun_at = work, begun_at
+            left = begun_at + record.timeout - time.monotonic()
             if left > 0:
                 nearest = min(nearest, left)
             elif self.overdue is None and not work.poll():
@@ -110,7 +99,7 @@ class Deadlines:
         if oldest is None:
             return None
         if question is None:
-            age = time.monotonic() - self._begun_at[oldest][1]
+            age = time.monotonic() - self._begun_at
             if age >= self._early and not is_attended() and not oldest.poll():
                 self._early = 2 * age
                 self._question = self._inquiry.ask()
@@ -136,10 +125,9 @@ class Deadlines:
     def _diagnosed(self) -> FoundCause | None:
         """Return what a diagnosis has found since the overdue op began."""
         cause, overdue = self.cause, self.overdue
-        if cause is None or overdue is None:
+        if cause is None or overdue is None or cause.at <= overdue.since:
             return None
-        began = self._begun_at.get(overdue)
-        return cause if began is not None and cause.at > began[1] else None
+        return cause
 
     def _found(self) -> tuple[str, tuple[int, ...]]:
         """Return why the overdue op did not end, ``""`` if it is not known, and who."""

@@ -114,9 +114,11 @@ class Generation:
         self.suspended: dict[str, Backend] = {}
         self.suspend_lock = threading.Lock()
         self.issue_lock = threading.Lock()
-        #: The op that is being handed to its backend, and since when. It takes a
-        #: moment unless a call of the library is stuck.
-        self.handing_over: tuple[Record, float] | None = None
+        #: The op that is being handed to its backend. It takes a moment unless a call
+        #: of the library is stuck.
+        self.handing_over: Record | None = None
+        # The one that the watchdog has seen there, and since when.
+        self._seen: tuple[Record | None, float] = None, 0.0
         # Recursive, as a signal handler may abort in the midst of an abort.
         self._abort_lock = threading.RLock()
         #: In a forked child: why it has no part in the group.
@@ -407,7 +409,7 @@ class Generation:
         handing_over = self.handing_over
         op: _Op = work
         if work.record is None and handing_over is not None:
-            op = handing_over[0]
+            op = handing_over
         return self._error(op.describe(), op.identity())
 
     def disown(self, why: str) -> None:
@@ -619,11 +621,10 @@ class Generation:
 
     def _abort_if_stuck(self) -> bool:
         """Abort where a backend does not take an op; return whether that is so."""
-        handing_over = self.handing_over
-        if handing_over is None:
-            return False
-        op, since = handing_over
-        if time.monotonic() - since <= op.timeout:
+        op, (seen, since) = self.handing_over, self._seen
+        if op is not seen:
+            self._seen = op, time.monotonic()
+        if op is None or op is not seen or time.monotonic() - since <= op.timeout:
             return False
         self.abort(
             f"{op.describe()}: the {op.backend} backend has not taken it for "

@@ -150,8 +150,8 @@ class SelfTimedWork(Work):
 
     __slots__ = ()
 
-    def begun_ns(self, oldest: bool) -> int:
-        return 0
+    def begun_at(self, oldest: bool) -> float | None:
+        return None
 
 
 class PendingOp(Work):

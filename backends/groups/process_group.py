@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -479,7 +478,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
                 batch.append(pending)
                 return pending
         with current.issue_lock:
-            current.handing_over = record, time.monotonic()
+            current.handing_over = record
             if watchdog.idle:
                 watchdog.wake()
             try:
@@ -560,7 +559,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         # After a rebuild inside the block, that of the first op has ended.
         current = batch[0].generation
         with current.issue_lock:
-            current.handing_over = batch[0].entry, time.monotonic()
+            current.handing_over = batch[0].entry
             if watchdog.idle:
                 watchdog.wake()
             try:

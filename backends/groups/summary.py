@@ -86,14 +86,14 @@ class OpStatus:
 
     @classmethod
     def in_flight(
-        cls, record: OpEntry | OpRecord, state: str, begun_ns: int
+        cls, record: OpEntry | OpRecord, state: str, since: float
     ) -> OpStatus:
-        """Return the status of an op that began at `begun_ns` (``time.time_ns``)."""
+        """Return the status of an op that began at `since` (``time.monotonic``)."""
         return cls(
             **record.brief(),
             **record.traffic(),
             state=state,
-            elapsed=(time.time_ns() - begun_ns) / 1e9,
+            elapsed=time.monotonic() - since,
             timeout=record.timeout,
         )
 
@@ -201,9 +201,7 @@ def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:
         in_flight=len(status.in_flight),
         oldest=None
         if oldest is None or record is None
-        else OpStatus.in_flight(
-            record, oldest.state.value, oldest.started_ns or oldest.scheduled_ns
-        ),
+        else OpStatus.in_flight(record, oldest.state.value, oldest.since),
     )
 
 

@@ -30,24 +30,17 @@ class Waiting:
         self.seen: float | None = None
         #: The op, ``all_reduce #3 (train.py:7)``; empty: there was none.
         self.oldest = ""
-        # By the monotonic clock: when it began to make a group, and each op in flight.
+        # By the monotonic clock: when it began to make a group.
         self._making_since: float | None = None
-        self._begun: dict[tuple[Any, ...], float] = {}
 
     def since(self) -> float | None:
         """Return since when this rank waits, ``time.time``; None: it does not."""
         now = time.monotonic()
-        before, self._begun, begun = self._begun, {}, []
-        for one in world.summary():
-            op = one.oldest
-            if one.state != "ready" or op is None or not op.elapsed:
-                continue
-            at = now - op.elapsed
-            if op.seq is not None:
-                # The wall clock, which gives the age, may be set, or go on in a sleep.
-                key = one.name, one.members, one.generation, op.op, op.seq
-                self._begun[key] = at = before.get(key, at)
-            begun.append((at, str(op)))
+        begun = [
+            (now - one.oldest.elapsed, str(one.oldest))
+            for one in world.summary()
+            if one.state == "ready" and one.oldest and one.oldest.elapsed
+        ]
         if not begun and rendezvous() is None:
             self._making_since = None
         elif not begun and self._making_since is None:

@@ -163,8 +163,8 @@ class NCCLStream:
         # NCCL has to be done with the call before, which may still add to the CUDA
         # stream, before anything follows.
         done = self.comm.poll()
-        if self.comm.state is CommState.RUNNING and not launch.runnable_since_ns:
-            launch.runnable_since_ns = time.time_ns()
+        if self.comm.state is CommState.RUNNING and launch.runnable_since is None:
+            launch.runnable_since = time.monotonic()
         if done and not launch.issued:
             launch.issued = True
             self._issue(launch)
@@ -177,7 +177,7 @@ class NCCLStream:
         if self.in_flight or not self._is_ready(launch):
             # The op waits for what precedes it on the device, which has a timeout of
             # its own, or is the caller's.
-            launch.runnable_since_ns = 0
+            launch.runnable_since = None
         launch.end_event = self._event(timed=launch.start_event is not None)
         self._api.cuda.record(launch.end_event, self.cuda_stream)
         self.in_flight.append(launch)
@@ -189,9 +189,9 @@ class NCCLStream:
         The split ends with a timeout, too, but that of another group: it may be longer.
         """
         if not self._is_ready(launch):
-            launch.runnable_since_ns = 0
-        elif not launch.runnable_since_ns:
-            launch.runnable_since_ns = time.time_ns()
+            launch.runnable_since = None
+        elif launch.runnable_since is None:
+            launch.runnable_since = time.monotonic()
 
     def _is_ready(self, launch: Launch) -> bool:
         return all(self._api.cuda.reached(event) for event in launch.ready_events)

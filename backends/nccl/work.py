@@ -25,10 +25,10 @@ __all__ = ["Call", "Launch", "NCCLWork"]
 #: What issues an op to NCCL: ``call(communicator's handle, stream)``.
 Call = Callable[[Any, int], None]
 
-# An op at the head of the queue that does not start is overdue this long (ns) after
+# An op at the head of the queue that does not start is overdue so many seconds after
 # its timeout: what delays it, such as the creation of its communicator, may end with
 # an error that says more.
-_GRACE = 1_000_000_000
+_GRACE = 1.0
 
 
 class IssuingStream(Protocol):
@@ -148,14 +148,14 @@ class NCCLWork(Work):
             progress.poll(LOOK_WAIT)
         return self._state.is_terminal
 
-    def begun_ns(self, oldest: bool) -> int:
+    def begun_at(self, oldest: bool) -> float | None:
         if self.started_ns:
-            return self.started_ns
+            return self.since
         launch = self.launch
-        if launch is not None and launch.runnable_since_ns:
-            return launch.runnable_since_ns + _GRACE
+        if launch is not None and launch.runnable_since is not None:
+            return launch.runnable_since + _GRACE
         stuck = progress.stuck_for()
-        return max(self.scheduled_ns, time.time_ns() - int(stuck * 1e9)) if stuck else 0
+        return max(self.since, time.monotonic() - stuck) if stuck else None
 
     def _block(self, timeout: float | None) -> bool:
         launch = self.launch
@@ -184,8 +184,8 @@ class Launch:
     #: Whether NCCL was called, though it may not have launched the op yet.
     issued: bool = False
     #: Since when the op is at the head of its device's queue and could start, as
-    #: ``time.time_ns``; 0 if it is not, or could not.
-    runnable_since_ns: int = 0
+    #: ``time.monotonic``; ``None`` if it is not, or could not.
+    runnable_since: float | None = None
 
     def __post_init__(self) -> None:
         for work in self.works:

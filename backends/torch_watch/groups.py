@@ -105,9 +105,7 @@ class TorchGroup(WatchedGroup):
             in_flight=len(progress.in_flight),
             oldest=None
             if oldest is None
-            else OpStatus.in_flight(
-                oldest, oldest.state, oldest.started_ns or oldest.created_ns
-            ),
+            else OpStatus.in_flight(oldest, oldest.state, oldest.since),
             library="torch",
             stale=tuple(self.made.stale),
         )

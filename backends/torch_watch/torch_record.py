@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,6 +122,8 @@ class TorchRecord(OpEntry):
         self.thread: int | None = None
         self.state = "scheduled"
         self.created_ns = self.started_ns = self.ended_ns = 0
+        # Both clocks as it was read: the wall clock, which torch goes by, may be set.
+        self._read = time.time_ns(), time.monotonic()
         #: How long it took by torch's events on a device; ``None``: there were none.
         self.measured_ns: int | None = None
         self.error: str | None = None
@@ -181,6 +184,12 @@ class TorchRecord(OpEntry):
         self.state = "started"
         self.thread = call.thread
         self.timeout = timeout
+
+    @property
+    def since(self) -> float:
+        """When the op started, or else was issued (``time.monotonic``)."""
+        wall_ns, monotonic = self._read
+        return monotonic - (wall_ns - (self.started_ns or self.created_ns)) / 1e9
 
     def end(self, state: str, ended_ns: int, error: str | None = None) -> None:
         """Note that the op is over."""

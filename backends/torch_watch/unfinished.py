@@ -56,13 +56,12 @@ class UnfinishedGroup(WatchedGroup):
         self._store = arguments["store"]
         timeout = arguments.get("timeout")
         self._timeout = 0.0 if timeout is None else timeout.total_seconds()
-        self._began_ns = time.time_ns()
+        self._began_ns, self._since = time.time_ns(), time.monotonic()
         self._frames = calling_frames() or (("", 0, ""),)
 
     def summary(self) -> GroupStatus:
         """Return its status on this rank."""
         begun = OpStatus(OP, 1, source=recorder.name_source(self._frames[0]))
-        elapsed = (time.time_ns() - self._began_ns) / 1e9
         return GroupStatus(
             name=self.name,
             members=write_members(self.key.ranks),
@@ -78,7 +77,7 @@ class UnfinishedGroup(WatchedGroup):
             oldest=replace(
                 begun,
                 state="started",
-                elapsed=elapsed,
+                elapsed=time.monotonic() - self._since,
                 timeout=self._timeout,
                 nbytes=0,
             ),

@@ -92,6 +92,7 @@ class Work:
         "op_type",
         "record",
         "scheduled_ns",
+        "since",
         "started_ns",
         "timed",
     )
@@ -107,6 +108,9 @@ class Work:
         self.record: OpRecord | None = None
         self.timed = True
         self.scheduled_ns = time.time_ns()
+        #: When it started, or else was made, by the monotonic clock. Ages are told from
+        #: this: the wall clock, whose times the records have, may be set meanwhile.
+        self.since = time.monotonic()
         self.started_ns = 0
         self.completed_ns = 0
         self._state = SCHEDULED
@@ -283,8 +287,10 @@ class Work:
         """
         return self._state.is_terminal
 
-    def begun_ns(self, oldest: bool) -> int:
-        """Return when the op's timeout began to count (``time.time_ns``); 0: not yet.
+    def begun_at(self, oldest: bool) -> float | None:
+        """Return when the op's timeout began to count (``time.monotonic``).
+
+        ``None``: it has not.
 
         Parameters
         ----------
@@ -292,7 +298,7 @@ class Work:
             Whether the op is the oldest of its group. Without a report of its start,
             its timeout counts from its issue then.
         """
-        return self.started_ns or (self.scheduled_ns if oldest else 0)
+        return self.since if self.started_ns or oldest else None
 
     def get_future(self) -> Future:
         """Return a future that ends as this Work does; its value is `result()`.
@@ -517,7 +523,10 @@ class Work:
             if self._state is not SCHEDULED:
                 return
             self._state = transition(self._state, STARTED)
-            self.started_ns = at_ns or time.time_ns()
+            now, self.since = time.time_ns(), time.monotonic()
+            if at_ns is not None:
+                self.since -= (now - at_ns) / 1e9
+            self.started_ns = at_ns or now
             if self.record is not None:
                 self.record.started(self)
         if self._outer is not None:

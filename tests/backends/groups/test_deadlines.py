@@ -44,8 +44,12 @@ class InFlight:
         self.age = 0.0
         self.ended = False
 
-    def begun_ns(self, oldest: bool) -> int:
-        return time.time_ns() - int(self.age * 1e9)
+    @property
+    def since(self) -> float:
+        return time.monotonic() - self.age
+
+    def begun_at(self, oldest: bool) -> float:
+        return self.since
 
     def poll(self) -> bool:
         return self.ended

@@ -124,12 +124,17 @@ def test_a_wall_clock_that_is_set_times_no_op_out(
     assert isinstance(made, dist.ProcessGroup)
     work = dist.all_reduce(np.ones(3), async_op=True, group=made)
     assert work is not None
-    work.mark_started()
-    made.current.expire()
     wall_clock = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: wall_clock() + hours * 3600 * 10**9)
-    assert 0 < made.current.expire() < 60
-    assert made.aborted is None
+    for started in (False, True):
+        assert 0 < made.current.expire() < 60
+        assert made.aborted is None
+        oldest = made.summary().oldest
+        assert oldest is not None
+        assert oldest.elapsed is not None
+        assert (oldest.state == "started") is started
+        assert 0 <= oldest.elapsed < 60
+        work.mark_started()
     work.mark_completed()
     dist.destroy_process_group(made)
 

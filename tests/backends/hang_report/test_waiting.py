@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rankscope.backends.groups.summary import GroupStatus, OpStatus
-from rankscope.backends.groups.world import world
+import rankscope as dist
 from rankscope.backends.hang_report.waiting import Waiting, rendezvous
-
-GROUP = GroupStatus("default", "0-1", "tcp", 0, "ready", None, None)
-OP = OpStatus("all_reduce", 3, "started", elapsed=1.0)
 
 
 @pytest.mark.parametrize("jump", [7200.0, -7200.0])
 def test_a_clock_that_is_set_makes_no_op_older(
-    monkeypatch: pytest.MonkeyPatch, jump: float
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    in_flight = [OP]
-    monkeypatch.setattr(
-        world, "summary", lambda: [replace(GROUP, oldest=one) for one in in_flight]
-    )
-    waiting, now = Waiting(), time.time()
-    assert waiting.since() == pytest.approx(now - 1, abs=0.5)
-    in_flight = [replace(OP, elapsed=1.0 + jump)]
-    monkeypatch.setattr(time, "time", lambda: now + jump)
-    assert waiting.since() == pytest.approx(now + jump - 1, abs=0.5)
-    assert waiting.oldest == "all_reduce #3"
-    # The next op began after it.
-    in_flight = [replace(OP, seq=4, elapsed=0.25)]
-    assert waiting.since() == pytest.approx(now + jump - 0.25, abs=0.2)
-    in_flight = []
+    first = dist.all_reduce(np.ones(3), async_op=True)
+    assert first is not None
+    wall, wall_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: wall() + jump)
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + int(jump * 1e9))
+    waiting = Waiting()
+    assert waiting.since() == pytest.approx(time.time(), abs=60)
+    assert waiting.oldest.startswith("all_reduce #1 (test_waiting.py:")
+    second = dist.all_reduce(np.ones(3), async_op=True)
+    assert second is not None
+    first.mark_completed()
+    assert waiting.since() == pytest.approx(time.time(), abs=60)
+    assert waiting.oldest.startswith("all_reduce #2")
+    second.mark_completed()
     assert waiting.since() is None
     assert waiting.oldest == ""
 
