@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from .op_counts import OpCounts
@@ -36,21 +37,33 @@ __all__ = [
     "user_frames",
 ]
 
+#: Code, and the offset of the instruction in it that runs.
+Place = tuple[CodeType, int]
+
 #: How many arrays of an op have their size in a status message.
 SIZES_SHOWN = 4
 
 
 def user_frame() -> Frame:
     """Return (file, line, function) of the innermost frame of the user's own code."""
-    return user_frames(2)[0]
+    return _frame_at(*_user_places(2)[0])
 
 
-def user_frames(depth: int = 1) -> tuple[Frame, ...]:
+def user_frames() -> tuple[Frame, ...]:
     """Return the innermost frame of the user's own code, and what called its function.
 
     It is outside of this package and of libraries; where there is none, the innermost
-    one outside of this package. The search begins `depth` calls above: each frame that
-    is looked at costs.
+    one outside of this package.
+    """
+    return tuple(_frame_at(*place) for place in _user_places(2))
+
+
+def _user_places(depth: int) -> tuple[Place, ...]:
+    """Return where the frames of `user_frames` are, without their lines.
+
+    Python searches a line from the beginning of the function or script: at the end of a
+    long one that takes longer than all else that an op does here. The search for the
+    frames begins `depth` calls above: each one that is looked at costs.
     """
     frame = users_frame(sys._getframe(depth))
     if frame is None:
@@ -58,13 +71,16 @@ def user_frames(depth: int = 1) -> tuple[Frame, ...]:
         while is_ours(frame) and frame.f_back:
             frame = frame.f_back
     code = frame.f_code
-    here = code.co_filename, frame.f_lineno, code.co_name
+    here = code, frame.f_lasti
     # One caller, no more: each costs a third of a microsecond.
-    outer = None if here[2] == "<module>" else users_frame(frame.f_back)
-    if outer is None:
-        return (here,)
-    code = outer.f_code
-    return here, (code.co_filename, outer.f_lineno, code.co_name)
+    outer = None if code.co_name == "<module>" else users_frame(frame.f_back)
+    return (here,) if outer is None else (here, (outer.f_code, outer.f_lasti))
+
+
+def _frame_at(code: CodeType, offset: int) -> Frame:
+    """Return the frame that runs the instruction of `code` at `offset`."""
+    lines = (line for begin, end, line in code.co_lines() if begin <= offset < end)
+    return code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name
 
 
 def frames_inside() -> int:
@@ -180,6 +196,7 @@ class Record(OpEntry):
     """
 
     __slots__ = (
+        "_frames",
         "backend",
         "collective_seq_id",
         "created_ns",
@@ -187,7 +204,6 @@ class Record(OpEntry):
         "dtypes",
         "ended_ns",
         "error",
-        "frames",
         "generation",
         "issuer",
         "message",
@@ -195,6 +211,7 @@ class Record(OpEntry):
         "op_type",
         "p2p_seq_id",
         "peer",
+        "places",
         "record_id",
         "reduce_op",
         "sizes",
@@ -233,7 +250,8 @@ class Record(OpEntry):
         self.timeout = timeout
         self.backend = backend
         # Above this method and the dispatcher's.
-        self.frames = user_frames(3)
+        self.places = _user_places(3)
+        self._frames: tuple[Frame, ...] = ()
         self.issuer = _issuers.get(threading.get_ident(), "") if _issuers else ""
         self.state = SCHEDULED
         self.created_ns = time.time_ns()
@@ -267,6 +285,13 @@ class Record(OpEntry):
         self.collective_seq_id = status.collective_seq
         self.p2p_seq_id = status.p2p_seq
         self.op_id = status.op_id
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:  # type: ignore[override]
+        """The user's line, and those that called its function."""
+        if not self._frames:
+            self._frames = tuple(_frame_at(*place) for place in self.places)
+        return self._frames
 
     @property
     def group(self) -> str:

@@ -522,7 +522,7 @@ class Work:
         with self._lock:
             if self._state is not SCHEDULED:
                 return
-            self._state = transition(self._state, STARTED)
+            self._state = STARTED
             now, self.since = time.time_ns(), time.monotonic()
             if at_ns is not None:
                 self.since -= (now - at_ns) / 1e9
@@ -660,7 +660,7 @@ class Work:
             if self._state.is_terminal:
                 return False
             failures = self._failures
-            if failures is None and isinstance(error, ConnectionLostError):
+            if error is not None and isinstance(error, ConnectionLostError):
                 failures = self._group_failures()
             if failures is not None:
                 end = failures.admit(error, event, self.record is not None)

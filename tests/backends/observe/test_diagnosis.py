@@ -72,7 +72,7 @@ class Simulated:
             arrays = []
         record = Record(self.status, op, arrays, peer, 60.0, "", reduce_op, tag, splits)
         callers = [("/job/train.py", called, "step")] if called else []
-        record.frames = (record.frames[0], *callers)
+        record._frames = (record.frames[0], *callers)
         record.number()
         work = Work(op)
         work.bind(record)
