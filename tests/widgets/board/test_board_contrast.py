@@ -74,6 +74,23 @@ def _silence(scene: Scene) -> None:
     scene.take(statuses.cluster(silent))
 
 
+def _has_shapes(scene: Scene) -> None:
+    """States that have a form and a colour keep them where the user has few colours."""
+    page = scene.page.page
+    grounds = (
+        "all => new Set(all.map(one => getComputedStyle(one).backgroundColor)).size"
+    )
+    shapes = scene.page.board().locator(".legend i, .tab .shape")
+    usual = shapes.evaluate_all(grounds)
+    page.emulate_media(forced_colors="active")
+    assert shapes.evaluate_all(grounds) == usual > 3
+    page.emulate_media(forced_colors="none", media="print")
+    banner = scene.page.board().locator(".banner")
+    exact = "one => getComputedStyle(one).printColorAdjust"
+    assert banner.evaluate(exact) == "exact"
+    page.emulate_media(media="screen")
+
+
 def _kernel_gone(scene: Scene) -> None:
     scene.page.page.evaluate("() => window.restart()")
     scene.page.play()
@@ -89,5 +106,7 @@ def test_every_text_can_be_read(browser: Browser, theme: dict[str, str]) -> None
         weak = [(text, round(ratio, 2)) for text, ratio in contrasts if ratio < LEAST]
         assert weak == [], happens.__name__
         seen |= {text for text, _ in contrasts}
+        if happens is _hang:
+            _has_shapes(scene)
     assert {"not entered", "Diagnose", "seq", "No kernel"} <= seen
     scene.close()

@@ -683,6 +683,19 @@ class TestAll:
             "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).length"
         )
         assert (labels.count(), cut) == (2 * 13 + 1, 0)
+        # Long ones differ at their ends; the tab that is chosen is in sight.
+        names = [
+            f"a_rather_long_name_of_a_group_of_the_model_tp_{n}" for n in range(40)
+        ]
+        now = simulated.op(15, state="started", elapsed=2.0)
+        scene.take(self._status(*names, oldest=now, in_flight=1))
+        tabs = scene.page.board().locator(".tab .label")
+        assert len({*tabs.all_inner_texts()}) == tabs.count() == 42
+        assert scene.page.rows()[1][2] == "a_rather_lon…the_model_tp_39 all_reduce"
+        scene.page.board().get_by_role("tab").first.press("End")
+        hidden = "one => one.offsetTop - one.parentElement.offsetTop + one.offsetHeight"
+        hidden += " > one.parentElement.scrollTop + one.parentElement.clientHeight"
+        assert not scene.page.board().get_by_role("tab").last.evaluate(hidden)
         scene.close()
 
 
