@@ -325,6 +325,13 @@ class TestTable:
               ).map((cell) => cell.textContent)"""
         )
         assert cut == []
+        # A place that is longer than the line breaks; a shorter one does not.
+        scene.page.page.set_viewport_size({"width": 160, "height": 400})
+        status, (verdict,) = simulated.hang(4, 2)
+        said = verdict.text.replace("cell 7 line 5", "cell 123456 line 123456")
+        scene.take(status, [replace(verdict, text=said)])
+        wide = "one => one.scrollWidth - one.clientWidth"
+        assert scene.page.board().locator(".banner").evaluate(wide) == 0
         scene.close()
 
 
