@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DistNetworkTimeoutError
-from ..launch_variables import OPEN_MPI, PMI, first_number, ranks
+from ..errors import DistBackendError, DistNetworkTimeoutError
+from ..launch_variables import OPEN_MPI, PMI, first_number, ranks, sizes
 from ..routes import any_address
 from ..stores.tcp import TCPStore
 from .job import initialise, unavailable_reason
@@ -35,7 +35,8 @@ def mpi_rendezvous(
 
     ``None`` if mpiexec did not start this process or mpi4py is missing. Every
     process of the job has to call it. Initialises MPI. Raises `DistNetworkTimeoutError`
-    if rank 0's address has not arrived within `timeout` seconds.
+    if rank 0's address has not arrived within `timeout` seconds, and
+    `DistBackendError` if the mpiexec is that of another library of MPI.
     """
     launched = any(name in os.environ for name in ranks(OPEN_MPI, PMI))
     if not launched or unavailable_reason() is not None:
@@ -45,6 +46,15 @@ def mpi_rendezvous(
     mpi = initialise()
     world = mpi.COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
+    found = (first_number((name,)) for name in sizes(OPEN_MPI, PMI))
+    told = {one for one in found if one is not None}
+    if size == 1 and told and 1 not in told:
+        raise DistBackendError(
+            f"mpiexec has started {max(told)} ranks, and {mpi.get_vendor()[0]}, the "
+            "library of MPI in this Python, found this one alone: mpiexec belongs to "
+            "another library. Start the ranks with the one beside this Python; or set "
+            "MASTER_ADDR and MASTER_PORT, with which they meet by any mpiexec"
+        )
     if _pending is None:
         message, store = np.zeros(_SIZE, np.uint8), None
         if rank == 0:

@@ -34,14 +34,14 @@ class World:
     """``MPI.COMM_WORLD`` of two processes, one of which is this one."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
+        self.rank, self.size = rank, 2
         self.broadcasts: list[Broadcast] = []
 
     def Get_rank(self) -> int:
         return self.rank
 
     def Get_size(self) -> int:
-        return 2
+        return self.size
 
     def Ibcast(self, buffer: list[Any], root: int) -> Broadcast:
         self.broadcasts.append(Broadcast(buffer[0]))
@@ -52,12 +52,16 @@ class World:
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
     """The world of the rank that is the test's parameter."""
     made = World(request.param)
-    mpi = SimpleNamespace(COMM_WORLD=made, BYTE=None)
+    mpi = SimpleNamespace(
+        COMM_WORLD=made, BYTE=None, get_vendor=lambda: ("Open MPI", (5, 0, 0))
+    )
 
     def store(host: str, port: int, *_: Any, key: bytes, **__: Any) -> Any:
         return SimpleNamespace(host=host, port=port, key=key)
 
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(made.rank))
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("PMI_SIZE", raising=False)
     monkeypatch.setattr(rendezvous, "unavailable_reason", lambda: None)
     monkeypatch.setattr(rendezvous, "initialise", lambda: mpi)
     monkeypatch.setattr(rendezvous, "TCPStore", store)
@@ -97,3 +101,20 @@ def test_rank_0_keeps_the_store_whose_address_it_broadcasts(world: World) -> Non
     store: Any = found[0]
     assert json.loads(sent.rstrip(b"\0")) == [store.host, store.port, store.key.hex()]
     assert len(world.broadcasts) == 1
+
+
+@pytest.mark.parametrize("world", [0], indirect=True)
+def test_the_mpiexec_of_another_library_is_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank was alone in a group of one, and went on without an error."""
+    world.size = 1
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(dist.DistBackendError) as caught:
+        mpi_rendezvous(5, None)
+    assert "started 4 ranks, and Open MPI, the library" in str(caught.value)
+    assert "set MASTER_ADDR and MASTER_PORT" in str(caught.value)
+    assert world.broadcasts == []
+    # A job of one rank, also within a larger one of another mpiexec.
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    times_out()
