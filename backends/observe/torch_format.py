@@ -105,6 +105,8 @@ OPS.update(
     }
 )
 
+#: The newest records: an op that is over on this rank may not be on another one.
+_RECENT = 32
 _BAD_ENDS = ("failed", "timed_out", "aborted")
 
 Record = Mapping[str, Any]
@@ -123,6 +125,7 @@ def flight_recorder(
     remain ``time.time_ns``.
     """
     records = _without_equal_numbers(filter(_has_form, records))
+    recent = {id(record) for record in records[-_RECENT:]}
     batches = Counter(_number(record) for record in records)
     config: dict[str, dict[str, str]] = {}
     status: dict[str, dict[str, int]] = {}
@@ -146,7 +149,7 @@ def flight_recorder(
                 "output_sizes": [shape for shape, _ in outputs],
                 "output_dtypes": [dtype for _, dtype in outputs],
                 **_course(run),
-                **_agreements(run[0], ranks),
+                **_agreements(run[0], ranks, id(run[0]) in recent),
             }
         )
     return {
@@ -262,7 +265,9 @@ def _course(run: Sequence[Record]) -> dict[str, Any]:
     return found
 
 
-def _agreements(record: Record, ranks: Sequence[int]) -> dict[str, Any]:
+def _agreements(
+    record: Record, ranks: Sequence[int], is_recent: bool
+) -> dict[str, Any]:
     """Return what the ranks of an op have to agree on and the format has no key for."""
     peer = record["peer"]
     found = {
@@ -270,8 +275,8 @@ def _agreements(record: Record, ranks: Sequence[int]) -> dict[str, Any]:
         "reduce_op": record["reduce_op"],
         "tag": tag_of(record) if record["is_p2p"] else None,
     }
-    if record["state"] != "completed":
-        # Else nobody disagrees. Not `splits`: that is what the caller gave.
+    if record["state"] != "completed" or is_recent:
+        # Else it is over on all ranks. Not `splits`: that is what the caller gave.
         found["parts"] = splits_of(record, len(ranks))
     return {key: value for key, value in found.items() if value is not None}
 

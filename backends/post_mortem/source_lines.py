@@ -55,6 +55,9 @@ def users_line(frames: Any) -> SourceLine | None:
         file, line = frame.get("filename"), frame.get("line")
         if type(file) is not str or type(line) is not int:
             return None
+        if not file:
+            # Ours of an op whose line is not known.
+            continue
         last = file, line, str(frame.get("name", ""))
         if not is_library(file):
             own.append(last)

@@ -333,6 +333,11 @@ def test_what_the_ranks_have_to_agree_on_is_read_again(tmp_path: Path) -> None:
     assert (ops["recv"].peer, ops["recv"].tag, ops["recv"].root) == (6, 7, None)
     assert ops["all_to_all"].splits == ([2, 2, 2], [1, 2, 3])
     assert ops["all_to_all"].reduce_op is ops["all_to_all"].root is None
+    # Also of one that is over here: it may not be on another rank. Not of all.
+    over = {**exchange, "state": "completed"}
+    for later, is_recent in (31, True), (32, False):
+        first = flight_recorder(4, groups, [over, *[receive] * later])["entries"][0]
+        assert ("parts" in first) is is_recent
 
 
 def test_monitored_barriers_that_torch_does_not_count_are_told_apart(

@@ -73,6 +73,11 @@ def test_a_rank_whose_script_an_exception_has_ended_is_at_no_line() -> None:
     assert position([Frame(torch, 1928, "_distributed_excepthook")]) == (None, None)
 
 
+def test_an_op_whose_line_is_not_known_has_none() -> None:
+    """Where C++ has issued an op that was over at once, our records have no file."""
+    assert users_line([{"filename": "", "line": 0, "name": " ()"}]) is None
+
+
 def test_a_line_of_our_checkout_is_not_the_users() -> None:
     """A log and py-spy have its paths; a report has those of the package."""
     root = Path(user_frames.__file__).parents[2]
