@@ -11,7 +11,7 @@ from ..verdicts import Fault
 from .absences import awaited_ranks
 from .cycles import stuck_in_turn
 from .differences import Difference, difference_of_pair, extra_op
-from .order import ahead_of_all
+from .order import ahead_of_all, pipelines_differ
 from .pairs import Match
 from .picture import Cause, Picture, issue_order
 from .scene import ONE_SIDED, Place, Wait
@@ -32,7 +32,10 @@ def find_causes(picture: Picture) -> list[Cause]:
     awaited = awaited_ranks(picture, blamed, bool(causes))
     if awaited and not causes and all(one.unrecorded for one in awaited):
         unrecorded = {rank for one in awaited for rank in one.culprits}
-        awaited = stuck_in_turn(picture, unrecorded) or _all_at_once(awaited, picture)
+        awaited = stuck_in_turn(picture, unrecorded) or (
+            # A rank with records may be why the one without does not come.
+            [] if pipelines_differ(picture) else _all_at_once(awaited, picture)
+        )
     has_moved = _has_moved(picture, causes, awaited)
     if has_moved:
         # Dumps of a job that runs, each from another moment, look like this.

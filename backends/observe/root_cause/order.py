@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from ...rank_sets import group_by
 from .picture import Picture, issue_order
 from .scene import GroupScene, Place, Wait
 
-__all__ = ["ahead_of_all", "out_of_step"]
+__all__ = ["ahead_of_all", "out_of_step", "pipelines_differ"]
 
 
 def out_of_step(
@@ -94,9 +95,8 @@ def ahead_of_all(picture: Picture) -> tuple[Wait, ...]:
     Were one of the others late, more of those that run its program would wait. So these
     few have issued an op too many, or all others are somewhere that is not recorded.
     """
-    first: dict[int, Wait] = {}
-    for wait in sorted(picture.waits, key=issue_order):
-        first.setdefault(wait.rank, wait)
+    ordered = sorted(picture.waits, key=issue_order)
+    first = {wait.rank: wait for wait in reversed(ordered)}
     known = picture.evidence.ranks
     rest = {rank: one for rank, one in known.items() if rank not in first}
     if (
@@ -108,7 +108,8 @@ def ahead_of_all(picture: Picture) -> tuple[Wait, ...]:
         )
         or any(one.location or one.death or one.silence for one in rest.values())
         or len({(one.group.name, one.name, one.seq) for one in first.values()}) > 1
-        or not all(_is_ahead(wait, rest, picture) for wait in first.values())
+        or not first.keys()
+        <= {wait.rank for wait in ordered if _is_ahead(wait, rest, picture)}
     ):
         return ()
     return tuple(first.values())
@@ -142,3 +143,27 @@ def _is_ahead(wait: Wait, rest: Collection[int], picture: Picture) -> bool:
     return before == {wait.seq - 1} and (
         len({one.last_p2p(one.group.ranks[other]) for one in like}) == 1
     )
+
+
+def pipelines_differ(picture: Picture) -> bool:
+    """Return whether ranks with one place in groups of one name send or receive unlike.
+
+    One of them has left out a message, or issued one too many.
+    """
+    issued: dict[tuple[object, ...], set[tuple[object, ...]]] = {}
+    for scene in picture.scenes:
+        name, ranks = scene.group.name, scene.group.ranks
+        for rank, found in scene.known.items() if scene.has_p2p else ():
+            batches = group_by(
+                (op for op in found.ops if op.is_p2p and op.peer in ranks),
+                lambda op: op.seq,
+            )
+            # The first one that is listed may lack some of its ops.
+            for seq in sorted(batches)[not found.lists_all :]:
+                key = name, len(ranks), ranks.index(rank), seq
+                ops = [
+                    (op.op, ranks.index(op.peer or 0), str(op.line))
+                    for op in batches[seq]
+                ]
+                issued.setdefault(key, set()).add((*ops,))
+    return any(len(alike) > 1 for alike in issued.values())

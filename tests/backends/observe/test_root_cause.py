@@ -267,6 +267,21 @@ def test_a_rank_ahead_in_a_receive_is_told_by_pipelines_beside_its_own() -> None
             assert only(look(ranks)).culprits == ((2,) if late else (0,))
 
 
+def test_a_lost_file_is_not_blamed_where_pipelines_differ() -> None:
+    """Rank 1 has left out a message that rank 0 has sent in its own pipeline."""
+    for left_out in False, True:
+        ranks = four()
+        for rank, other in (0, 2), (1, 3):
+            ranks[rank].issue("recv", DP[rank], peer=other, done=True, line=5)
+            if not (left_out and rank == 1):
+                ranks[rank].issue("send", DP[rank], peer=other, done=True, line=6)
+            ranks[rank].issue("recv", DP[rank], peer=other, done=True, line=7)
+            ranks[rank].issue()
+        ranks[2].issue()
+        found = only(look(ranks[:3], RankEvidence(3)))
+        assert found.culprits == (() if left_out else (3,))
+
+
 def test_few_ranks_ahead_of_many_are_not_certain() -> None:
     ranks = [Rank(rank) for rank in range(6)]
     wide = Group("wide", (*range(6),))
