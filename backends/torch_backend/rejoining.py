@@ -104,6 +104,8 @@ def _agree(
         optimizer.zero_grad()
     for module in private.replicas(model):
         private.reset_reducer(module, anew=anew)
+    for schedule in sharded.schedules(model):
+        sharded.reset_schedule(schedule)
     comm_hooks.begin_anew(model, told)
     return found
 
@@ -132,6 +134,10 @@ def _held(
                 "backend; expected one of the backend rankscope"
             )
         ranks &= {*td.get_process_group_ranks(module.process_group)}
+    for schedule in sharded.schedules(model):
+        for stage in sharded.stages(schedule):
+            # They have other stages, which may have the same shapes.
+            ranks -= {*td.get_process_group_ranks(stage.group)} - {td.get_rank()}
     described = []
     for name, one in (*model.named_parameters(), *model.named_buffers()):
         if hasattr(one, "device_mesh"):

@@ -22,6 +22,8 @@ __all__ = [
     "overlaps",
     "parameter_groups",
     "reset_fully_sharded",
+    "reset_schedule",
+    "schedules",
     "stages",
     "users",
 ]
@@ -117,6 +119,34 @@ def stages(schedule: Any) -> list[Any]:
     """Return the stages of the schedule of a pipeline on this rank."""
     own = vars(schedule)
     return list(own["_stages"]) if "_stages" in own else [own["_stage"]]
+
+
+def schedules(model: torch.nn.Module) -> list[Any]:
+    """Return the live schedules of pipelines with a stage that is of `model`."""
+    if SCHEDULE[0] not in sys.modules:
+        return []
+    parts = set(model.modules())
+    return [
+        one
+        for one in users()
+        if is_of(one, SCHEDULE) and any(each.submod in parts for each in stages(one))
+    ]
+
+
+def reset_schedule(schedule: Any) -> None:
+    """Have a schedule be as before its first step, as it is in a fresh process.
+
+    In that step the stages tell each other their shapes. One that failed leaves
+    activations and losses.
+    """
+    for name in vars(schedule):
+        if name.endswith("_initialized"):
+            setattr(schedule, name, False)
+    _clear(schedule, "_internal_losses")
+    for stage in stages(schedule):
+        _clear(stage, "fwd_cache", "bwd_cache", "output_chunks")
+        _clear(stage, "backward_state", "dw_runner")
+        stage.grad_send_info = None
 
 
 def parameter_groups(module: torch.nn.Module) -> list[Any]:

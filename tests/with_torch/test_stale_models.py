@@ -176,3 +176,20 @@ def test_rejoin_ends_that_for_its_model_alone(ranks: Ranks, kind: str) -> None:
         "    for one, other in zip(expected, found, strict=True))\n"
         "refused(second[2], 1)"
     )
+
+
+def test_each_stage_of_a_pipeline_goes_on_as_it_was(ranks: Ranks) -> None:
+    """Stages of the same shapes, which no other rank has."""
+    ranks.run(
+        "layer, optimizer, step = pipeline()\n"
+        "step(0)\n"
+        "assert not abort_at(2, lambda: step(1))\n"
+        "rankscope.torch.rebuild()\n"
+        "assert rankscope.torch.rejoin(layer, optimizer) == 1\n"
+        "unbroken, _, its_step = pipeline()\n"
+        "its_step(0)\n"
+        "for number in 1, 2:\n"
+        "    step(number)\n"
+        "    its_step(number)\n"
+        "assert torch.equal(layer.weight, unbroken.weight)"
+    )
