@@ -477,8 +477,9 @@ def _sizes(mine: Bytes, transport: ObjectTransport, pg: ProcessGroup) -> Any:
 def _check_objects(
     value: Any, argument: str, where: Place, *, replaced: bool = False
 ) -> None:
-    if not isinstance(value, list if replaced else (list, tuple)) or not value:
-        raise TypeError(
+    listed = isinstance(value, list if replaced else (list, tuple))
+    if not listed or not value:
+        raise (ValueError if listed else TypeError)(
             f"{where}: {argument} is {value!r}; expected a list of at least one entry"
         )
 

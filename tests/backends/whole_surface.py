@@ -61,8 +61,10 @@ def object_errors() -> None:
     unpicklable_on_one_rank(rank, size)
     with raises(ValueError, match=f"expected {size}"):
         dist.all_gather_object([None] * (size + 1), 1)
-    with raises(TypeError, match="at least one entry"):
+    with raises(ValueError, match="at least one entry"):
         dist.broadcast_object_list([], 0)
+    with raises(TypeError, match="at least one entry"):
+        dist.broadcast_object_list(None, 0)
     dist.refuse_pickles()
     try:
         if size > 1:
