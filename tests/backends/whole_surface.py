@@ -63,8 +63,9 @@ def object_errors() -> None:
         dist.all_gather_object([None] * (size + 1), 1)
     with raises(ValueError, match="at least one entry"):
         dist.broadcast_object_list([], 0)
+    no_list: Any = None
     with raises(TypeError, match="at least one entry"):
-        dist.broadcast_object_list(None, 0)
+        dist.broadcast_object_list(no_list, 0)
     dist.refuse_pickles()
     try:
         if size > 1:
