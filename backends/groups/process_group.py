@@ -100,6 +100,8 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         self._rebuild_lock = threading.Lock()
         # The ranks of a later generation may be other processes: it has no origin.
         self._current = Generation(self._spec, generation, store, origin=origin)
+        # Generations before the current one that were aborted.
+        self._aborts = 0
         self._ended = ended
         # The batch that each thread inside a coalescing block is filling.
         self._captures: dict[int, list[PendingOp]] = {}
@@ -208,7 +210,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
 
     def summary(self) -> GroupStatus:
         """Return where this rank is in the group."""
-        return summarize(self._spec, self._current)
+        return summarize(self._spec, self._current, self._aborts)
 
     def __repr__(self) -> str:
         state = "" if self.aborted is None else f", aborted: {self.aborted}"
@@ -346,6 +348,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
     def _replace(
         self, old: Generation, number: int | None, store: Store | None
     ) -> bool:
+        aborted = old.aborted is not None
         # Outside of the lock: callbacks of Works may rebuild, too.
         old.abort("the group was rebuilt", publish=False)
         with self._rebuild_lock:
@@ -353,6 +356,7 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
                 return False
             if store is not None:
                 self._root_store = store
+            self._aborts += aborted
             since = old.since
             if number is None:
                 number = old.number + 1

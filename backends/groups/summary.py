@@ -29,6 +29,7 @@ __all__ = [
     "OpStatus",
     "WatchedGroup",
     "check_bytes",
+    "since",
     "summarize",
 ]
 
@@ -136,6 +137,8 @@ class GroupStatus:
     in_flight: int = 0
     #: The oldest op in flight.
     oldest: OpStatus | None = None
+    #: How many of its generations were aborted on this rank; a rebuild alone is none.
+    aborts: int = 0
     #: How many collectives were issued on it in this generation.
     issued: int | None = None
     #: Seconds from start to end of all its ops that are over, and for which threads
@@ -171,8 +174,16 @@ class GroupStatus:
         return GroupKey(self.name, self.ranks)
 
 
-def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:
-    """Return state, progress and oldest op in flight of `current`."""
+def since(before: int, now: int) -> int:
+    """Return by how much a count grew; a group that was made again begins with 0."""
+    return now - before if now >= before else now
+
+
+def summarize(spec: GroupSpec, current: Generation, aborts: int) -> GroupStatus:
+    """Return state, progress and oldest op in flight of `current`.
+
+    `aborts` is how many generations before it were aborted.
+    """
     current.refresh()
     status = current.status
     oldest = next(iter(list(status.in_flight.values())), None)
@@ -194,6 +205,7 @@ def summarize(spec: GroupSpec, current: Generation) -> GroupStatus:
         enqueued=OpStatus.issued(status.enqueued),
         started=OpStatus.issued(status.started),
         completed=OpStatus.done(status.completed),
+        aborts=aborts + (reason is not None),
         issued=status.collective_seq,
         op_seconds=status.busy_ns / 1e9,
         blocked_seconds=status.blocked_ns / 1e9,

@@ -37,6 +37,8 @@ class Made:
     generation: int = 0
     #: Why it was aborted; ``None`` while it is usable.
     aborted: AbortReason | None = None
+    #: How many of the generations before were aborted.
+    aborts: int = 0
     #: The op that the abort ended on this rank, if one was in flight, and its line.
     op: str | None = None
     sequence_number: int | None = None
@@ -122,6 +124,7 @@ def note_rebuilt(group: Any, before: Made, generation: int) -> None:
     """Give `group` the place and the name of the group that it replaces."""
     made = made_of(group)
     made.place, made.name, made.generation = before.place, before.name, generation
+    made.aborts = before.aborts
 
 
 def _note(group: Any, arguments: Mapping[str, Any]) -> Made:

@@ -98,6 +98,7 @@ class TorchGroup(WatchedGroup):
             enqueued=OpStatus.issued(progress.enqueued),
             started=OpStatus.issued(progress.started),
             completed=OpStatus.done(progress.completed),
+            aborts=self.made.aborts + (reason is not None),
             issued=self._issued(),
             op_seconds=progress.busy.seconds,
             blocked_seconds=progress.blocked.seconds,

@@ -55,7 +55,9 @@ def rebuild(group: Any, generation: int | None, store: Store) -> Any:
         if made.generation >= generation:
             return group
         name = made.name or group.group_desc
-        abort(group, AbortReason(f"replaced by its generation {generation}", "rebuild"))
+        reason = AbortReason(f"replaced by its generation {generation}", "rebuild")
+        if not abort(group, reason):
+            made.aborts += 1
         deadline = time.monotonic() + WAIT
         ranks = torch.ranks(group) or ()
         meeting = _Meeting(store, name, ranks, torch.c10d.get_rank(), generation)

@@ -69,6 +69,7 @@ class UnfinishedGroup(WatchedGroup):
             generation=self.generation,
             state="ready" if self.reason is None else "aborted",
             reason=None if self.reason is None else str(self.reason),
+            aborts=int(self.reason is not None),
             timeout=self._timeout,
             enqueued=begun,
             started=begun,

@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rankscope.backends.groups.key import GroupKey
+from rankscope.backends.groups.summary import since
 from rankscope.backends.observe.lateness import Lateness
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import format_ranks
@@ -62,9 +63,12 @@ class Events:
         self.aborts = Counter[GroupKey]()
         self.rebuilds = Counter[GroupKey]()
         self._hung: set[tuple[GroupKey, int]] = set()
-        # Group → its newest generation, and the newest one that was aborted.
+        # Group → its newest generation.
         self._newest: dict[GroupKey, int] = {}
-        self._aborted: dict[GroupKey, int] = {}
+        # Rank and group → what the rank has reported last, and the sum of its aborts:
+        # a fresh process begins with 0.
+        self._reported = Counter[tuple[int, GroupKey]]()
+        self._summed = Counter[tuple[int, GroupKey]]()
 
     def note_status(self, rank: int, summary: Summary) -> None:
         """Take in what a rank reports."""
@@ -74,10 +78,10 @@ class Events:
             if generation > newest:
                 self.rebuilds[key] += generation - newest
                 self._newest[key] = generation
-            aborted = self._aborted.get(key, -1)
-            if group.state == "aborted" and generation > aborted:
-                self.aborts[key] += 1
-                self._aborted[key] = generation
+            place = rank, key
+            self._summed[place] += since(self._reported[place], group.aborts)
+            self._reported[place] = group.aborts
+            self.aborts[key] = max(self.aborts[key], self._summed[place])
 
     def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Take in the verdicts that hold now; each op that hangs counts once."""

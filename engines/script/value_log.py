@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from rankscope.backends.groups.summary import GroupStatus
+from rankscope.backends.groups.summary import GroupStatus, since
 from rankscope.backends.groups.world import world
 from rankscope.backends.hang_report.settings import AFTER
 from rankscope.backends.thread_start import start_thread
@@ -40,6 +40,8 @@ class Values:
         # Group and generation → what it had at the last look.
         self._seen: dict[tuple[str, int], dict[str, float]] = {}
         self._hung: set[tuple[str, int, str, int | None]] = set()
+        # Group → how often it was aborted by then, in all generations.
+        self._aborts: dict[str, int] = {}
 
     def look(self, groups: Sequence[GroupStatus]) -> dict[str, float]:
         """Return names and values, those of all groups together, since the last look.
@@ -63,7 +65,11 @@ class Values:
             if one.oldest is not None and age >= self._after:
                 hung.add((*key, one.oldest.op, one.oldest.seq))
         found["stalls"] = len(hung - self._hung)
-        self._seen, self._hung = seen, hung
+        aborts = {one.key.id: one.aborts for one in groups}
+        found["aborts"] = sum(
+            since(self._aborts.get(group, 0), now) for group, now in aborts.items()
+        )
+        self._seen, self._hung, self._aborts = seen, hung, aborts
         return {
             f"rankscope/{name}": float(value)
             for name, value in found.items()
@@ -72,7 +78,7 @@ class Values:
 
 
 def _counted(group: GroupStatus) -> dict[str, float]:
-    found: dict[str, float] = {"aborts": group.state == "aborted"}
+    found = dict[str, float]()
     if group.op_seconds is not None:
         found["op_seconds"] = group.op_seconds
     if group.blocked_seconds is not None:

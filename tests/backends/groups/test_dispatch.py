@@ -416,6 +416,7 @@ def test_rebuild_begins_a_new_generation_with_fresh_backends(
     work = dist.all_reduce(np.ones(3), async_op=True)
     assert work is not None
     dist.abort_process_group(reason="x")
+    assert group.summary().aborts == 1
     dist.rebuild_process_group()
     assert work.state is dist.WorkState.ABORTED
     again = dist.all_reduce(np.ones(3), async_op=True)
@@ -425,7 +426,8 @@ def test_rebuild_begins_a_new_generation_with_fresh_backends(
     assert again.record.generation == 1
     assert len(Manual.made) == 2
     again.mark_completed()
-    assert group.summary().state == "ready"
+    status = group.summary()
+    assert (status.state, status.aborts) == ("ready", 1)
 
 
 def test_a_destroyed_group_is_not_rebuilt_or_divided(group: dist.ProcessGroup) -> None:
@@ -454,7 +456,7 @@ def test_rebuild_of_a_healthy_group_ends_what_was_in_flight(
     dist.rebuild_process_group()
     with pytest.raises(dist.DistAbortedError, match="rebuilt"):
         work.wait()
-    assert group.generation == 1
+    assert (group.generation, group.summary().aborts) == (1, 0)
 
 
 def test_a_backend_that_fails_aborts_its_group(group: dist.ProcessGroup) -> None:

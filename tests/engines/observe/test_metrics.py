@@ -202,17 +202,21 @@ def test_stalls_aborts_and_rebuilds_count_once() -> None:
     events.note_verdicts([])
     events.note_verdicts(verdicts)
     group = statuses.group()
-    for state, generation in (("ready", 0), ("aborted", 0), ("ready", 1), ("ready", 3)):
+    # Nobody has looked while it was aborted for the second time; the third generation
+    # was replaced without an abort.
+    for generation, aborts in ((0, 0), (0, 1), (1, 1), (3, 2)):
         for rank in range(4):
-            one = replace(group, state=state, generation=generation)
+            one = replace(group, aborts=aborts, generation=generation)
             events.note_status(rank, statuses.rank(rank, one))
-    # A rank that reports late.
-    events.note_status(0, statuses.rank(0, replace(group, state="aborted")))
+    # A fresh process of a rank begins with 0.
+    for aborts in (0, 1):
+        one = replace(group, aborts=aborts, generation=4)
+        events.note_status(2, statuses.rank(2, one))
     found = scrape(Ranks(status), events)
     assert found["rankscope_stalls_total", ("missing ranks",)] == 2
-    assert found["rankscope_aborts_total", ("default",)] == 1
-    assert found["rankscope_rebuilds_total", ("default",)] == 3
-    assert events.aborts == {GroupKey("default", (0, 1, 2, 3)): 1}
+    assert found["rankscope_aborts_total", ("default",)] == 3
+    assert found["rankscope_rebuilds_total", ("default",)] == 4
+    assert events.aborts == {GroupKey("default", (0, 1, 2, 3)): 3}
 
 
 @pytest.fixture
@@ -239,7 +243,7 @@ def test_they_are_served_on_this_host_alone(
     served, ranks = server
     assert served.address == f"http://127.0.0.1:{served.port}/metrics"
     assert ranks.calls == ["follow"]
-    one = replace(ranks.now.ranks[0].groups[0], state="aborted")
+    one = replace(ranks.now.ranks[0].groups[0], state="aborted", aborts=1)
     ranks.now = statuses.cluster(statuses.rank(0, one))
     ranks.report()
     request = urllib.request.Request(

@@ -53,10 +53,12 @@ def test_an_op_stalls_once_and_a_group_is_aborted_once() -> None:
     values = Values(after=5.0)
     one = replace(GROUP, oldest=statuses.op(seq=13, elapsed=7.0), in_flight=1)
     two = replace(one, oldest=statuses.op(seq=13, elapsed=17.0))
-    three = replace(GROUP, state="aborted")
-    looks = [values.look([group]) for group in (GROUP, one, two, three, three)]
-    assert [one["rankscope/stalls"] for one in looks] == [0, 1, 0, 0, 0]
-    assert [one["rankscope/aborts"] for one in looks] == [0, 0, 0, 1, 0]
+    three = replace(GROUP, state="aborted", aborts=1)
+    # Aborted and made anew since the last look.
+    four = replace(GROUP, generation=2, aborts=2)
+    looks = [values.look([group]) for group in (GROUP, one, two, three, three, four)]
+    assert [one["rankscope/stalls"] for one in looks] == [0, 1, 0, 0, 0, 0]
+    assert [one["rankscope/aborts"] for one in looks] == [0, 0, 0, 1, 0, 1]
 
 
 def test_what_a_group_does_not_know_has_no_name() -> None:
