@@ -32,7 +32,7 @@ __all__ = ["PAUSE", "LateFinding", "first_finding", "late_lines"]
 #: The part of their time that the others have to wait.
 WORTH = 0.03
 #: The patterns in which it is of interest where the late ranks are meanwhile.
-LOCATED = frozenset({Pattern.STEADY, Pattern.HOST, Pattern.TURNS})
+LOCATED = frozenset({Pattern.STEADY, Pattern.HOST, Pattern.SLOW, Pattern.TURNS})
 #: An op that takes this many times as long as most has a pause before it, as between
 #: two cells of a notebook.
 PAUSE = 10
@@ -45,6 +45,8 @@ _SENTENCES = {
     Pattern.STEADY: "{who} {are} last to enter {ops}{elsewhere}, {times} of {of} times",
     Pattern.HOST: "{who} ({hosts}) are last to enter {ops}{elsewhere}, {times} of {of} "
     "times",
+    Pattern.SLOW: "{who} takes longer than the others before each {ops}{elsewhere}, "
+    "and is last to enter {times} of {of} times",
     Pattern.TURNS: "{who} take turns in being last to enter {ops}, {times} of {of} "
     "times",
     Pattern.UNEVEN: "the ranks enter {ops} one after the other, {who} last {times} of "

@@ -32,13 +32,18 @@ STEADY = 0.75
 HALF = 0.5
 #: The same of the turns of all but one of those who take turns, and of bursts.
 BESIDE = 2e-3
-#: A scheduler may keep a rank behind for so few ops. Where these are all there is, a
-#: rank has to be late by 1.5 ms, and in each op to take half of what it usually takes
-#: more than the others; beyond the first of them, in all but one of so many.
+#: A scheduler may keep a rank behind for so few ops, or for so many ns. Where these are
+#: all there is, a rank has to be late by 1.5 ms, and in each op to take half of what it
+#: usually takes more than the others; beyond the first of them, in all but one of so
+#: many.
 FEW = 100
+SHORT = 1_000_000_000
 OF_FEW = 1_500_000
 FIRM, EXCEPT = 20, 8
 FLOOR = 0.5
+#: Ops that are needed to see that a rank takes longer where it seldom is the last, and
+#: the part of them in which each other rank is nearly as fast as the fastest.
+MANY, OFTEN = 40, 0.25
 #: By how many times as long ranks have to be late as others were for a while.
 OUTLASTS = 5
 #: Deviation over mean of what a slow link takes.
@@ -60,6 +65,8 @@ class Pattern(enum.Enum):
     STEADY = "late rank"
     #: They are all ranks of one host, or of several.
     HOST = "late host"
+    #: A rank takes longer each time, but noise has others last more often.
+    SLOW = "slow rank"
     #: Each time another rank is late, in turns.
     TURNS = "late by turns"
     #: The ranks enter one after the other, the same one last each time.
@@ -79,6 +86,43 @@ class Shape:
 
 def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
     """Return what is certain about `ops` of one line of a group of so many ranks."""
+    return _by_arrival(ops, ranks, clocks) or _by_own_time(ops, ranks, clocks)
+
+
+def _by_own_time(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
+    """Return the one rank that takes longer in each op, if each other often does not.
+
+    Noise only adds: it is not there each time. Of many ranks the fastest one tells
+    nothing: all others take longer than it each time.
+    """
+    if ranks < 3 or len(ops) < MANY:
+        return None
+    more: dict[int, list[int]] = {rank: [] for rank in ops[0].op}
+    for one in ops:
+        own = sorted(entry.own for entry in one.op.values())
+        fast, next_to_it = own[(ranks - 1) // 4 :][:2]
+        for rank, entry in one.op.items():
+            more[rank].append(entry.own - (next_to_it if entry.own <= fast else fast))
+    usual = {rank: median(its) for rank, its in more.items()}
+    slow = [
+        rank
+        for rank, its in more.items()
+        if usual[rank] >= OF_FEW and _in_each([one / usual[rank] for one in its])
+    ]
+    if len(slow) != 1:
+        return None
+    half = FLOOR * usual[slow[0]]
+    for rank, its in more.items():
+        if rank not in slow and sum(one < half for one in its) < OFTEN * len(ops):
+            return None
+    late = frozenset(slow)
+    hits = [(one, late) for one in ops if one.last(1) == late]
+    if not hits or _why(hits, clocks) is not Pattern.STEADY:
+        return None
+    return Shape(Pattern.SLOW, (*slow,), hits)
+
+
+def _by_arrival(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
     # The longest gap may be elsewhere where noise has delayed a rank, too: the last
     # ranks, so many as may be late.
     views = [[one.late for one in ops]]
@@ -95,7 +139,7 @@ def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
             if period > 1 and not _alike(hits):
                 continue
             pattern = _why(hits, clocks)
-            few = len(ops) < FEW or steady < STEADY
+            few = len(ops) < FEW or _span(ops) < SHORT or steady < STEADY
             if few and pattern and not _stand_out(ops, turns, pattern):
                 if steady < STEADY:
                     continue
@@ -109,6 +153,12 @@ def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
             who = dict.fromkeys(rank for turn in turns for rank in sorted(turn))
             return pattern and Shape(pattern, tuple(who), hits)
     return None
+
+
+def _span(ops: Sequence[Moment]) -> int:
+    """Return the ns from the first of `ops` to the last one."""
+    rank = next(iter(ops[0].op))
+    return ops[-1].op[rank].left - ops[0].op[rank].left_before
 
 
 def _turns(
@@ -197,7 +247,12 @@ def _stand_out(
         if usual < OF_FEW or (len(turns) == 1 and median(by) < OF_FEW):
             return False
         parts += [one / usual for one in more]
-    return sorted(parts)[max(0, len(ops) - FIRM) // EXCEPT] >= FLOOR
+    return _in_each(parts)
+
+
+def _in_each(parts: Sequence[float]) -> bool:
+    """Return whether each part, or all but a few of many, is at least `FLOOR`."""
+    return sorted(parts)[max(0, len(parts) - FIRM) // EXCEPT] >= FLOOR
 
 
 def outlasts_others(ops: Sequence[Moment], shape: Shape, count: int) -> bool:

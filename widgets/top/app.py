@@ -77,6 +77,7 @@ class TopApp(App[str]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
+    #head, #group, #note { text-wrap: nowrap; text-overflow: ellipsis; }
     #head { height: 1; text-style: dim; }
     #banner { height: auto; max-height: 5; }
     #banner.error { color: $error; }

@@ -183,7 +183,11 @@ class RankTable(ScrollView, can_focus=True):
         rest = self.rich_style
         if y > 0 and self._is_cursor(first + y - 1):
             rest += self._style("cursor")
-        return Strip(segments).crop_extend(x, x + self.size.width, rest)
+        strip, end = Strip(segments), x + self.size.width
+        if strip.cell_length <= end:
+            return strip.crop_extend(x, end, rest)
+        # Without a mark "waits for rank 17" may read as "waits for rank 1".
+        return Strip([*strip.crop(x, end - 1), Segment("…", rest)])
 
     def _is_cursor(self, place: int) -> bool:
         return self.has_focus and place == self._cursor and place < len(self.items)

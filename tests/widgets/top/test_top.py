@@ -70,6 +70,11 @@ class Screen:
         shown = [self.table.render_line(y).text.rstrip() for y in range(40)]
         return [line for line in shown if line]
 
+    def screen_lines(self) -> list[str]:
+        """The lines of the whole terminal."""
+        lines = self.app.screen._compositor.render_strips()
+        return [line.text.rstrip() for line in lines]
+
     def segments(self) -> list[Segment]:
         """All that the terminal gets."""
         lines = self.app.screen._compositor.render_strips()
@@ -203,7 +208,17 @@ class TestShown:
             assert titles[:2] == ["rank", "pid" if width > 120 else "state"]
             assert ("verdict" in titles) == (width > 30)
             assert ("op" in titles) == (width > 60)
-            assert all(len(line) <= width for line in screen.lines())
+            lines = screen.lines()
+            assert all(len(line) <= width for line in lines)
+            # A cell that is cut is marked: "rank 2" may not be the whole of it.
+            assert width in (20, 44) or not any("…" in line for line in lines)
+            assert width != 20 or all(line.endswith("…") for line in lines)
+            (about,) = (
+                line
+                for line in screen.screen_lines()
+                if line.startswith("default · missing ranks: rank 2"[: width - 1])
+            )
+            assert about.endswith("…" if width < 60 else "timeout 5 min")
 
         on_screen(hung(4, 2), body, size=(width, 20))
 
