@@ -152,7 +152,9 @@ def init_process_group(
     owns_store = store is None
     with contextlib.ExitStack() as undo:
         if store is None:
-            store, rank, world_size = rendezvous(init_method, rank, world_size, seconds)
+            store, rank, world_size = rendezvous(
+                init_method, rank, world_size, seconds, all_meet=enters
+            )
             undo.callback(store.close)
         if world_size < 1 or not 0 <= rank < world_size:
             raise ValueError(

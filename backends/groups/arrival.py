@@ -72,7 +72,7 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
         # Of this process, which tries again, or of another one of this rank.
         _, other, *_ = before.split()
         if other != me and here.check([str(one) for one in range(world_size)]):
-            if has_left(store, rank):
+            if has_left(store, rank, 0):
                 raise DistError(
                     f"init_process_group: rank {rank} was process {other}, which has "
                     f"left the groups of the others: {me} cannot take its place. End "
@@ -172,10 +172,10 @@ def _gone(rank: int) -> str:
     return f"gone/{rank}"
 
 
-def has_left(store: Store, rank: int) -> bool:
-    """Return whether `rank`, or rank 0, has left `store`: nothing new begins in it."""
+def has_left(store: Store, *ranks: int) -> bool:
+    """Return whether one of `ranks` has left `store`: nothing new begins in it."""
     goodbye = PrefixStore("goodbye", store)
-    return any(goodbye.check([_gone(one)]) for one in {0, rank})
+    return any(goodbye.check([_gone(one)]) for one in {*ranks})
 
 
 def hurry(store: Store) -> None:

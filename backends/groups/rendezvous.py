@@ -42,6 +42,8 @@ def rendezvous(
     world_size: int,
     timeout: float,
     key: bytes | None = None,
+    *,
+    all_meet: bool = True,
 ) -> tuple[Store, int, int]:
     """Return a store that all ranks share, this rank and the world size.
 
@@ -49,7 +51,8 @@ def rendezvous(
     of the URL (``?rank=0&world_size=4``), or else of the environment, in which mpiexec
     and srun have variables of their own. Rank 0 hosts the TCP store. `timeout`
     (seconds) bounds the connection set-up and every later wait. `key` defaults to
-    `tcp_keys.shared_key()`.
+    `tcp_keys.shared_key()`. `all_meet` is whether no rank makes the groups before all
+    have come.
 
     Raises the errors of `init_process_group` for these arguments.
     """
@@ -99,12 +102,22 @@ def rendezvous(
             raise ValueError(f"init_method {init_method!r}: {error}") from error
         if not host or not port:
             raise ValueError(f"init_method {init_method!r}: expected tcp://host:port")
-    return _tcp_store(host, port, rank, world_size, timeout, key), rank, world_size
+    # Else rank 0 may have made the groups, and left them, before this rank comes.
+    leaving = (rank, 0) if all_meet else (rank,)
+    store = _tcp_store(host, port, rank, world_size, timeout, key, leaving)
+    return store, rank, world_size
 
 
 def _tcp_store(
-    host: str, port: int, rank: int, size: int, timeout: float, key: bytes | None
+    host: str,
+    port: int,
+    rank: int,
+    size: int,
+    timeout: float,
+    key: bytes | None,
+    leaving: Sequence[int],
 ) -> Store:
+    """Return the store at `host`, but none that one of the ranks `leaving` has left."""
     from ..stores.tcp import TCPStore  # ZeroMQ takes 15 ms to import
 
     began = time.monotonic()
@@ -124,7 +137,7 @@ def _tcp_store(
                 reports_deaths=True,
             )
             # It may be that of earlier groups, which rank 0 is about to end.
-            if over or rank == 0 or not has_left(store, rank):
+            if over or rank == 0 or not has_left(store, *leaving):
                 return store
             store.close()
             if waited > _SILENT and not told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import arrival
+from rankscope.backends.groups.rendezvous import rendezvous
 from rankscope.backends.groups.world import world
 from rankscope.backends.stores.hash import HashStore
+from rankscope.backends.stores.tcp import TCPStore
 from tests.backends.scripts import script
 from tests.backends.store_backend import register
 
@@ -163,6 +166,21 @@ def test_it_begins_again_though_rank_0_still_serves_the_groups_of_before() -> No
 @pytest.mark.processes
 def test_it_returns_when_all_have_come() -> None:
     assert run_ranks(3, comes_late) == [True] * 3
+
+
+def test_a_rank_comes_to_groups_that_rank_0_has_left_where_none_waits() -> None:
+    served = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    url = f"tcp://127.0.0.1:{served.port}"
+    arrival.say_goodbye(served, 0, 2, wait=False)
+    # Where all meet, these are groups of before: it waits for their end, for 0.2 s.
+    began = time.monotonic()
+    rendezvous(url, 1, 2, 0.2)[0].close()
+    assert time.monotonic() - began >= 0.2
+    # They need not be. With no end of theirs it would wait for an hour.
+    store, rank, size = rendezvous(url, 1, 2, 3600, all_meet=False)
+    assert (rank, size) == (1, 2)
+    store.close()
+    served.close()
 
 
 def twice(me: Rank) -> list[float]:
