@@ -361,7 +361,7 @@ class Generation:
             self.aborted = reason
             backends = list(self.backends.values())
         withheld = {work: work.withheld for work in self._in_flight()}
-        self._fail_pending(withheld)
+        errors = self._fail_pending(withheld)
         try:
             if publish:
                 self._peers.publish_abort(reason, self._agree)
@@ -373,14 +373,14 @@ class Generation:
             for backend in backends:
                 _stop(backend, reason)
             self._ended.wait(_AGREE_WAIT)
-            if self.aborted is not reason:
-                self._fail_pending(withheld)
+            if self.aborted != reason:
+                errors = self._fail_pending(withheld)
         finally:
             self._ended.set()
             self.stopped.set()
             for work in self._in_flight():
                 # A Work issued during the abort has no error yet.
-                work.fail_by_group(self._error_of(work))
+                work.fail_by_group(errors.get(work) or self._error_of(work))
             recorder.changed()
             self._peers.close()
 
@@ -393,16 +393,20 @@ class Generation:
     def _in_flight(self) -> list[Work]:
         return list(self.status.in_flight.values())
 
-    def _fail_pending(self, withheld: Mapping[Work, BaseException | None]) -> None:
+    def _fail_pending(
+        self, withheld: Mapping[Work, BaseException | None]
+    ) -> dict[Work, DistAbortedError]:
         """Have the ops in flight fail with the reason, and `withheld` as its cause."""
+        errors: dict[Work, DistAbortedError] = {}
         for work, cause in withheld.items():
-            error = self._error_of(work)
+            errors[work] = error = self._error_of(work)
             error.__cause__ = cause
             work.fail_pending_as(error)
         overdue, reason = self.deadlines.overdue, self.aborted
         if overdue is not None and reason is not None:
             late = self.deadlines.error(overdue, reason)
             overdue.fail_pending_as(late, WorkState.TIMED_OUT)
+        return errors
 
     def _error_of(self, work: Work) -> DistAbortedError:
         # A Work that is just being handed over is not tied to its record yet.

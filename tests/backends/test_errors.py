@@ -73,13 +73,13 @@ def test_an_aborted_work_gets_one_error(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    make = type(group.current).aborted_error
+    make = type(group.current)._error
 
-    def aborted_error(current: Any, op: Any) -> dist.DistAbortedError:
-        made.append(op.describe())
-        return make(current, op)
+    def error(current: Any, what: str, identity: Any) -> dist.DistAbortedError:
+        made.append(what)
+        return make(current, what, identity)
 
-    monkeypatch.setattr(type(group.current), "aborted_error", aborted_error)
+    monkeypatch.setattr(type(group.current), "_error", error)
     works = [dist.all_reduce(np.ones(3), async_op=True) for _ in range(3)]
     group.abort("enough")
     assert all(work is not None and work.is_completed() for work in works)
