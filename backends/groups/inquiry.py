@@ -23,7 +23,7 @@ from ..stores.base import Store
 from ..thread_start import start_thread
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
-from ..work.user_code import is_installed, users_frame
+from ..work.user_code import frame_of, is_installed, users_frame
 from . import unattended
 from .spec import GroupSpec
 
@@ -95,9 +95,8 @@ def main_thread_place() -> Place:
     frame = users_frame(_innermost())
     if frame is None:
         return Place("", "is in no line of its script")
-    code = frame.f_code
-    line = (code.co_filename, frame.f_lineno, code.co_name)
-    return Place(recorder.name_source(line), "", *handled_exception())
+    where = recorder.name_source(frame_of(frame))
+    return Place(where, "", *handled_exception())
 
 
 def _innermost() -> FrameType | None:

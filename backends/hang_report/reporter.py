@@ -341,8 +341,8 @@ class Reporter:
         error = self.ended_by
         if error is None:
             return Wish("")
-        failed = isinstance(error, RuntimeError) and is_consequence(error)
-        return Wish("error" if failed else "exception", error, ended=True)
+        kind = "error" if is_consequence(error) else "exception"
+        return Wish(kind, error, ended=True)
 
     def _fulfil(self) -> None:
         with self._lock:

@@ -313,6 +313,8 @@ class Reports:
 
 def is_consequence(error: BaseException) -> bool:
     """Whether an op has failed because another rank was late, or is gone."""
+    if not isinstance(error, RuntimeError):
+        return False
     # Only where an op has failed.
     from ..post_mortem.tracebacks import Raised
 

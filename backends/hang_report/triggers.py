@@ -94,7 +94,7 @@ def _follows_from_a_rank(error: BaseException) -> bool:
 
         # Else somebody wanted it, or it says itself what differs between ranks.
         return STORE_LOST.search(str(error)) is not None
-    return isinstance(error, RuntimeError) and is_consequence(error)
+    return is_consequence(error)
 
 
 def _is_aborted(reporter: Reporter) -> bool:
@@ -106,7 +106,7 @@ def _is_aborted(reporter: Reporter) -> bool:
 
 def add_verdict(reporter: Reporter, error: BaseException, ended: bool = False) -> None:
     """Have a report written of the error of an op; add its verdict to the error."""
-    if not isinstance(error, RuntimeError) or not is_consequence(error):
+    if not is_consequence(error):
         return
     found = reporter.report("error", error, ended)
     if found is not None:

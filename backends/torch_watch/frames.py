@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from ..work.record_fields import Frame
-from ..work.user_code import is_installed, users_frame
+from ..work.user_code import frame_of, is_installed, users_frame
 from .patching import replace
 
 __all__ = ["calling_frames", "note_submitters", "waiting_frames"]
@@ -106,7 +106,7 @@ def _first_outside(frame: FrameType | None, thread: int | None) -> tuple[Frame, 
                 library = library or frame
         frame = frame.f_back
     outside = library or (torch if in_thread else None)
-    return () if outside is None else (_described(outside),)
+    return () if outside is None else (frame_of(outside),)
 
 
 def _users(frame: FrameType | None) -> tuple[Frame, ...]:
@@ -117,7 +117,7 @@ def _users(frame: FrameType | None) -> tuple[Frame, ...]:
         or is_installed(frame.f_code.co_filename)
     ):
         frame = frame.f_back
-    return () if frame is None else (_described(frame), *_callers(frame))
+    return () if frame is None else (frame_of(frame), *_callers(frame))
 
 
 def _callers(frame: FrameType) -> list[Frame]:
@@ -127,13 +127,9 @@ def _callers(frame: FrameType) -> list[Frame]:
         outer = users_frame(frame.f_back)
         if outer is None:
             break
-        found.append(_described(outer))
+        found.append(frame_of(outer))
         frame = outer
     return found
-
-
-def _described(frame: FrameType) -> Frame:
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 def _package_of(frame: FrameType) -> str:

@@ -19,7 +19,7 @@ from ..groups.world import world
 from ..observe.joint_ops import slim
 from ..thread_start import start_thread
 from ..work.flight_recorder import recorder
-from ..work.user_code import users_frame
+from ..work.user_code import frame_of, users_frame
 from . import aborting, creation
 from .calls import CallLog
 from .errors import install_excepthook, on_broken
@@ -67,10 +67,7 @@ _FRESH = 0.1
 
 def _users_line() -> str:
     frame = users_frame(sys._getframe())
-    if frame is None:
-        return ""
-    code = frame.f_code
-    return recorder.name_source((code.co_filename, frame.f_lineno, code.co_name))
+    return "" if frame is None else recorder.name_source(frame_of(frame))
 
 
 class TorchWatch:

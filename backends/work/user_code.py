@@ -6,7 +6,9 @@ import os
 from functools import cache
 from types import FrameType
 
-__all__ = ["is_installed", "is_ours", "users_frame"]
+from .record_fields import Frame
+
+__all__ = ["frame_of", "is_installed", "is_ours", "users_frame"]
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
@@ -43,6 +45,11 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def frame_of(frame: FrameType) -> Frame:
+    """Return the line that `frame` is at."""
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 def is_ours(frame: FrameType) -> bool:
