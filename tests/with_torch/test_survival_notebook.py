@@ -28,7 +28,7 @@ def test_each_death_is_named(outputs: dict[str, str]) -> None:
 def test_all_ranks_go_on_together(outputs: dict[str, str]) -> None:
     for rank in range(3):
         assert f"rank {rank} goes on after step 50" in outputs["rejoin"]
-    assert "without rank 2: 2 ranks, after step 110" in outputs["shrink"]
+    assert "without rank 2: 2 ranks, after step 80" in outputs["shrink"]
 
 
 def test_the_curve_is_that_of_one_process(outputs: dict[str, str]) -> None:
