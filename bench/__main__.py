@@ -8,8 +8,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from rankscope.backends import is_gloo_available, unavailable_reason
 from rankscope.backends.ucx import library
@@ -60,72 +61,8 @@ EXPLANATION = (
 )
 
 
-Say = Callable[[str], None]
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _all_reduce(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    contenders = ["rankscope"]
-    if is_gloo_available():
-        contenders.append("rankscope-gloo")
-    if unavailable_reason("ucx") is None:
-        contenders.append("rankscope-ucx")
-        if importlib.util.find_spec("mpi4py") is not None:
-            contenders.append("bare-mpi")
-    pythons = dict.fromkeys(contenders, sys.executable)
-    torch = torch_python(_say, note)
-    if torch is not None:
-        pythons["torch"] = torch
-        versions["torch"] = TORCH
-    return all_reduce.measure(
-        pythons, rounds=3 if quick else 9, say=_say, left_out=note
-    )
-
-
-def _coalescing(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    pythons = {"coalescing": sys.executable}
-    torch = torch_python(_say, note)
-    if torch is not None:
-        pythons["torch-coalescing"] = torch
-        versions["torch"] = TORCH
-    return coalescing.measure(
-        pythons, rounds=3 if quick else 9, say=_say, left_out=note
-    )
-
-
-def _training(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    torch = torch_python(_say, note)
-    if torch is None:
-        return []
-    versions["torch"] = TORCH
-    contenders = ["training-gloo", "training-tcp"]
-    if (folder := library.folder()) is not None:
-        # The environment of torch has none.
-        os.environ[library.VARIABLE] = str(folder)
-        contenders.append("training-ucx")
-    return training.measure(
-        dict.fromkeys(contenders, torch),
-        rounds=3 if quick else 9,
-        say=_say,
-        left_out=note,
-    )
-
-
-def _mpi(quick: bool, note: Say) -> list[Row]:
-    if importlib.util.find_spec("mpi4py") is None:
-        note("mpi: mpi4py is not installed in this environment")
-        return []
-    return mpi.measure(rounds=3 if quick else 9, say=_say, left_out=note)
-
-
-def _nccl(quick: bool, versions: dict[str, str], note: Say) -> list[Row]:
-    rows = nccl.measure(rounds=3 if quick else 9, note=note, say=_say)
-    if rows:
-        versions |= nccl.versions()
-    return rows
 
 
 def _publish(text: str, page: Path) -> None:
@@ -161,12 +98,48 @@ def main() -> None:
         # A command that installs from this checkout is the same on every machine.
         notes.append(f"Left out: {text}.".replace(str(ROOT), "."))
 
-    parts: dict[str, Callable[[], list[Row]]] = {
-        "all_reduce": lambda: _all_reduce(quick, versions, note),
-        "coalescing": lambda: _coalescing(quick, versions, note),
-        "training": lambda: _training(quick, versions, note),
-        "mpi": lambda: _mpi(quick, note),
-        "nccl": lambda: _nccl(quick, versions, note),
+    def here(*names: str) -> dict[str, str]:
+        return dict.fromkeys(names, sys.executable)
+
+    def of_torch(*names: str) -> dict[str, str]:
+        python = torch_python(_say, note)
+        if python is None:
+            return {}
+        versions["torch"] = TORCH
+        return dict.fromkeys(names, python)
+
+    def training_contenders() -> dict[str, str]:
+        folder = library.folder()
+        if folder is not None:
+            # The environment of torch has none.
+            os.environ[library.VARIABLE] = str(folder)
+        names = ("training-gloo", "training-tcp", "training-ucx")
+        return of_torch(*names[: 2 if folder is None else 3])
+
+    has_ucx = unavailable_reason("ucx") is None
+    has_mpi = importlib.util.find_spec("mpi4py") is not None
+    measured: dict[str, Any] = {
+        "rounds": 3 if quick else 9,
+        "say": _say,
+        "left_out": note,
+    }
+    parts: dict[str, Callable[[], Iterable[Row]]] = {
+        "all_reduce": lambda: all_reduce.measure(
+            {
+                **here("rankscope"),
+                **here(*["rankscope-gloo"] * is_gloo_available()),
+                **here(*["rankscope-ucx"] * has_ucx),
+                **here(*["bare-mpi"] * (has_ucx and has_mpi)),
+                **of_torch("torch"),
+            },
+            **measured,
+        ),
+        "coalescing": lambda: coalescing.measure(
+            {**here("coalescing"), **of_torch("torch-coalescing")}, **measured
+        ),
+        "training": lambda: training.measure(training_contenders(), **measured),
+        "mpi": lambda: mpi.measure(**measured),
+        "nccl": lambda: nccl.measure(versions, **measured),
         "cell": lambda: notebook.empty_cell(rounds=3 if quick else 9),
         "start": lambda: notebook.start_up(rounds=2 if quick else 5),
         "dispatch": lambda: dispatch.measure(rounds=5 if quick else 15),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .ranks import ContenderFailed, Ranks, started
+from .ranks import in_turns, started
 from .table import Row, Sample, size_name
 
-__all__ = ["in_turns", "measure"]
+__all__ = ["BLOCKS", "from_size", "measure"]
 
 # Bytes → all_reduces in one block of one round. Shorter blocks of small ones measure
 # how the machine falls asleep between them.
@@ -52,10 +52,7 @@ def measure(
 ) -> list[Row]:
     """Compare at 2 and 4 ranks, every size; `pythons` has each contender's Python.
 
-    Within a round every contender runs one block, in turn, and the order
-    rotates from round to round, so that a disturbance affects all contenders.
-    A contender that fails is left out at that number of ranks from then on;
-    `left_out` is called with the reason, `say` with the progress.
+    `left_out` is called with the reason why one is left out, `say` with the progress.
     """
     rows: list[Row] = []
     for size in (2, 4):
@@ -67,47 +64,7 @@ def measure(
     return rows
 
 
-def in_turns(
-    contenders: dict[str, Ranks],
-    nbytes: int,
-    iterations: int,
-    rounds: int,
-    left_out: Callable[[str], None],
-    variant: str = "",
-) -> dict[str, Sample]:
-    """Return the times of each contender; one that fails is closed and taken away."""
-    samples: dict[str, Sample] = {}
-
-    def attempt(name: str, step: Callable[[Ranks], None]) -> None:
-        try:
-            step(contenders[name])
-        except ContenderFailed as error:
-            left_out(
-                f"{contenders[name].size} ranks, from {size_name(nbytes)} on: {error}"
-            )
-            contenders.pop(name).close()
-            samples.pop(name, None)
-
-    def prepare(ranks: Ranks) -> None:
-        ranks.prepare(nbytes, variant)
-        ranks.times(min(iterations, 20), variant)
-        samples[ranks.name] = Sample([])
-
-    def block(ranks: Ranks) -> None:
-        times = ranks.times(iterations, variant)
-        samples[ranks.name].rounds.append(times)
-
-    for name in list(contenders):
-        attempt(name, prepare)
-    for number in range(rounds):
-        names = list(contenders)
-        turn = number % len(names) if names else 0
-        for name in names[turn:] + names[:turn]:
-            attempt(name, block)
-    return samples
-
-
-def _rows(samples: dict[str, Sample], nbytes: int, size: int) -> list[Row]:
+def _rows(samples: Mapping[str, Sample], nbytes: int, size: int) -> list[Row]:
     rows = []
     for (ours, reference), budgets in COMPARISONS.items():
         if not (ours in samples and reference in samples):
@@ -123,6 +80,11 @@ def _rows(samples: dict[str, Sample], nbytes: int, size: int) -> list[Row]:
                 Row.compare_extra(what, *both, EXTRA_BUDGET if limits else None)
             )
         else:
-            fitting = [limit for start, limit in limits.items() if nbytes >= start]
-            rows.append(Row.compare(what, *both, fitting[-1] if fitting else None))
+            rows.append(Row.compare(what, *both, from_size(limits, nbytes)))
     return rows
+
+
+def from_size(limits: Mapping[int, float], nbytes: int) -> float | None:
+    """Return the budget that counts from the largest size on that is not above."""
+    fitting = [limit for start, limit in limits.items() if nbytes >= start]
+    return fitting[-1] if fitting else None

@@ -27,7 +27,7 @@ from rankscope.widgets.board.model import BoardModel
 
 from .table import Row, Sample, duration
 
-__all__ = ["Ranks", "measure", "status_message"]
+__all__ = ["STEPS", "Ranks", "measure", "messages"]
 
 SIZES = (256, 1024)
 #: Of a core, and seconds.
@@ -104,7 +104,7 @@ class Ranks:
         return lambda: None
 
 
-def status_message(rank: int, step: int, size: int) -> bytes:
+def _message(rank: int, step: int, size: int) -> bytes:
     """Return the status of a rank amid all_reduces of 4 MiB, some milliseconds each."""
     seq = 100 + step * 30 + rank % 3
     op = OpStatus(
@@ -152,31 +152,29 @@ def measure(seconds: float, left_out: Callable[[str], None]) -> list[Row]:
         busy, sent = _feed(size, rate, seconds)
         refresh = _refresh(size)
         rows += [
-            Row(
+            Row.share(
                 f"{what}: the kernel's CPU",
-                f"{100 * busy:.1f} % of a core, {len(sent) / seconds:.1f} messages/s",
-                budget=f"≤ {100 * BUDGET:.0f} %",
-                passed=busy <= BUDGET,
+                busy,
+                BUDGET,
+                f", {len(sent) / seconds:.1f} messages/s",
             ),
             Row(
                 f"{what}: all rows anew in the kernel",
-                f"{duration(refresh.median)} ({duration(refresh.p99)})",
+                str(refresh),
                 budget=f"≤ {duration(REFRESH)}",
                 passed=refresh.median <= REFRESH,
             ),
         ]
         frames = _frames(size, sent, left_out)
         if frames is not None:
-            shown = f"{duration(frames.median)} ({duration(frames.p99)})"
-            rows.append(Row(f"{what}: the page, frame to frame", shown))
+            rows.append(Row(f"{what}: the page, frame to frame", str(frames)))
     return rows
 
 
-def _messages(size: int) -> list[list[bytes]]:
+def messages(size: int) -> list[list[bytes]]:
     """Return the messages of each step, by rank."""
     return [
-        [status_message(rank, step, size) for rank in range(size)]
-        for step in range(STEPS)
+        [_message(rank, step, size) for rank in range(size)] for step in range(STEPS)
     ]
 
 
@@ -184,8 +182,8 @@ def _refresh(size: int) -> Sample:
     """Return the seconds from the statuses of all ranks to the message for the page."""
     ranks, model = Ranks(size), BoardModel()
     times = []
-    for messages in _messages(size):
-        for rank, message in enumerate(messages):
+    for step in messages(size):
+        for rank, message in enumerate(step):
             ranks.receive(rank, message)
         began = time.process_time()
         model.update(ranks.glance(), time.monotonic())
@@ -199,8 +197,8 @@ def _feed(
     size: int, rate: float, seconds: float
 ) -> tuple[float, list[tuple[float, dict[str, Any]]]]:
     """Feed a board; return its share of a core, and what it sent when."""
-    ranks, messages = Ranks(size), _messages(size)
-    for rank, message in enumerate(messages[0]):
+    ranks, made = Ranks(size), messages(size)
+    for rank, message in enumerate(made[0]):
         ranks.receive(rank, message)
     sent: list[tuple[float, dict[str, Any]]] = []
     began = time.monotonic()
@@ -219,7 +217,7 @@ def _feed(
     for turn in range(turns):
         step, part = divmod(turn, PARTS)
         for rank in range(part, size, PARTS):
-            ranks.receive(rank, messages[step % STEPS][rank])
+            ranks.receive(rank, made[step % STEPS][rank])
         pace.wait(max(0.0, began + (turn + 1) / rate / PARTS - time.monotonic()))
     share = (time.process_time() - used) / (time.monotonic() - began)
     feed.close()
@@ -239,7 +237,7 @@ def _frames(
         return None
     ranks = Ranks(size)
     for rank in range(size):
-        ranks.receive(rank, status_message(rank, 0, size))
+        ranks.receive(rank, _message(rank, 0, size))
     feed = BoardFeed(ranks, lambda message: None, lambda: None)  # type: ignore[arg-type]
     snapshot = feed.full()
     # Its numbers go on from those of the snapshot.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .ranks import ContenderFailed, Ranks, started
+from .ranks import costs_in_turns, started
 from .table import Row, Sample, size_name
 
 __all__ = ["measure"]
@@ -39,35 +39,11 @@ def measure(
     with started(pythons, RANKS, left_out) as contenders:
         for nbytes, blocks in BLOCKS.items():
             say(f"  {COUNT} all_reduces of {size_name(nbytes)}")
-            rows += _size(contenders, nbytes, blocks, rounds, left_out)
+            costs = costs_in_turns(
+                contenders, nbytes, blocks, rounds, left_out, VARIANTS
+            )
+            rows += _rows(nbytes, *costs)
     return rows
-
-
-def _size(
-    contenders: dict[str, Ranks],
-    nbytes: int,
-    blocks: int,
-    rounds: int,
-    left_out: Callable[[str], None],
-) -> list[Row]:
-    times: dict[tuple[str, str], Sample] = {}
-    cpu: dict[tuple[str, str], Sample] = {}
-    for name, ranks in list(contenders.items()):
-        try:
-            for variant in VARIANTS:
-                ranks.prepare(nbytes, variant)
-                times[name, variant], cpu[name, variant] = Sample([]), Sample([])
-        except ContenderFailed as error:
-            left_out(f"{size_name(nbytes)}: {error}")
-            contenders.pop(name).close()
-    for number in range(rounds):
-        order = [(name, variant) for name in contenders for variant in VARIANTS]
-        turn = number % len(order) if order else 0
-        for name, variant in order[turn:] + order[:turn]:
-            took, used = contenders[name].costs(blocks, variant)
-            times[name, variant].rounds.append(took)
-            cpu[name, variant].rounds.append([used])
-    return _rows(nbytes, times, cpu)
 
 
 def _rows(

@@ -28,7 +28,7 @@ from typing import Any
 import rankscope as dist
 
 # Absolute names: the two ranks are given this file by its path.
-from bench.table import Row, Sample, duration
+from bench.table import Row, Sample
 from rankscope.backends.conformance.ranks import Rank, RankFailure, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.config import BackendConfig
@@ -83,9 +83,15 @@ def _driver() -> str:
 
 
 def measure(
-    rounds: int, note: Callable[[str], None], say: Callable[[str], None]
+    found: dict[str, str],
+    rounds: int,
+    say: Callable[[str], None],
+    left_out: Callable[[str], None],
 ) -> list[Row]:
-    """Return all rows, or no row and a note of the reason; `say` each when measured."""
+    """Return all rows, and add the versions to those `found`; `say` each row.
+
+    `left_out` is called with the reason where something cannot be measured.
+    """
     rows: list[Row] = []
 
     def add(measured: Iterable[Row]) -> None:
@@ -96,13 +102,14 @@ def measure(
 
     reason = dist.unavailable_reason("nccl")
     if reason is not None:
-        note(f"nccl: {reason}")
+        left_out(f"nccl: {reason}")
         return []
+    found |= versions()
     with tempfile.TemporaryDirectory() as folder:
         store = dist.FileStore(os.path.join(folder, "store"), 1)
         group = ProcessGroup("b", [0], 0, BackendConfig("cuda:nccl"), store, 60)
         try:
-            add(_host(group, rounds, note))
+            add(_host(group, rounds, left_out))
             add(_coalescing("1 rank", group, rounds, None, None))
         finally:
             group.shutdown()
@@ -111,7 +118,7 @@ def measure(
     try:
         add(run_ranks(2, two_ranks, rounds, timeout=RANKS_TIMEOUT)[0])
     except RankFailure as failure:
-        note(f"nccl, 2 ranks on one GPU: {failure}")
+        left_out(f"nccl, 2 ranks on one GPU: {failure}")
     return rows
 
 
@@ -280,7 +287,7 @@ def _idle_aborts(store: dist.FileStore) -> Row:
         group.abort("measured")
         took.append(time.perf_counter() - began)
     what = f"NCCL: abort of an idle communicator, 1 rank, {ABORTS} times"
-    return _worst(what, took, ABORT_BUDGET)
+    return Row.within(what, took, ABORT_BUDGET)
 
 
 def two_ranks(me: Rank, rounds: int) -> list[Row]:
@@ -311,19 +318,6 @@ def two_ranks(me: Rank, rounds: int) -> list[Row]:
     rebuild = "NCCL: rebuild → the first all_reduce is done, communicator included"
     return [
         *rows,
-        _worst(f"{hang}, {where}, {HANGS} times", took, ABORT_BUDGET),
-        _worst(f"{rebuild}, {where}, {HANGS} times", rebuilt, REBUILD_BUDGET),
+        Row.within(f"{hang}, {where}, {HANGS} times", took, ABORT_BUDGET),
+        Row.within(f"{rebuild}, {where}, {HANGS} times", rebuilt, REBUILD_BUDGET),
     ]
-
-
-def _worst(what: str, took: list[float], budget: float) -> Row:
-    """Return a row of the median and the maximum; the budget is for the maximum."""
-    took = sorted(took)
-    return Row(
-        what,
-        f"{duration(took[len(took) // 2])} ({duration(took[-1])})",
-        "",
-        "",
-        f"≤ {duration(budget)}",
-        took[-1] <= budget,
-    )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, Execution, StallWatch
 
-from .table import Row, duration
+from .table import Row
 
 __all__ = ["measure"]
 
@@ -73,7 +73,10 @@ def measure(trials: int, say: Callable[[str], None]) -> list[Row]:
             cluster.restart([VICTIM])
             cluster.rebuild()
             cluster.execute(SUM).result(WAIT)
-    return [_row(f"{what}, {trials} times", took[what], BUDGETS[what]) for what in took]
+    return [
+        Row.within(f"{what}, {trials} times", took[what], BUDGETS[what])
+        for what in took
+    ]
 
 
 def _await_verdict(found: queue.SimpleQueue[list[Verdict]], fault: Fault) -> None:
@@ -102,16 +105,3 @@ def _await_ops(cluster: Cluster) -> None:
 def _issued(cluster: Cluster) -> list[int]:
     status = cluster.status(fresh=True)
     return [group.issued or 0 for rank in status.ranks for group in rank.groups]
-
-
-def _row(what: str, took: list[float], budget: float) -> Row:
-    ordered = sorted(took)
-    worst = ordered[-1]
-    return Row(
-        what,
-        f"{duration(ordered[len(ordered) // 2])} ({duration(worst)})",
-        "",
-        "",
-        f"≤ {duration(budget)}",
-        worst <= budget,
-    )

@@ -31,6 +31,9 @@ class Sample:
         times = self._sorted()
         return times[-(-99 * len(times) // 100) - 1]
 
+    def __str__(self) -> str:
+        return f"{duration(self.median)} ({duration(self.p99)})"
+
     def _sorted(self) -> list[float]:
         return sorted(time for times in self.rounds for time in times)
 
@@ -63,8 +66,8 @@ class Row:
         ratio = ours.ratio(reference)
         return cls(
             what,
-            f"{duration(ours.median)} ({duration(ours.p99)})",
-            f"{duration(reference.median)} ({duration(reference.p99)})",
+            str(ours),
+            str(reference),
             f"{ratio:.2f}×",
             "" if budget is None else f"≤ {budget:.2f}×",
             None if budget is None else ratio <= budget,
@@ -83,6 +86,30 @@ class Row:
             row.passed = extra <= budget
         return row
 
+    @classmethod
+    def within(
+        cls, what: str, took: Sequence[float], budget: float, reference: str = ""
+    ) -> Row:
+        """Return a row of the median and the longest time, which has the budget."""
+        worst = max(took)
+        return cls(
+            what,
+            f"{duration(median(took))} ({duration(worst)})",
+            reference,
+            budget=f"≤ {duration(budget)}",
+            passed=worst <= budget,
+        )
+
+    @classmethod
+    def share(cls, what: str, busy: float, budget: float, more: str = "") -> Row:
+        """Return a row of a share of a core."""
+        return cls(
+            what,
+            f"{100 * busy:.1f} % of a core{more}",
+            budget=f"≤ {100 * budget:.0f} %",
+            passed=busy <= budget,
+        )
+
     @property
     def verdict(self) -> str:
         """``pass``, ``over``, or nothing where there is no budget."""
@@ -91,12 +118,11 @@ class Row:
 
 def duration(seconds: float) -> str:
     """Return `seconds` as text: three significant digits, in s, ms or µs."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1 or unit == "µs":
-            value = seconds * factor
-            digits = 2 if value < 10 else 1 if value < 100 else 0
-            return f"{value:.{digits}f} {unit}"
-    raise AssertionError
+    units = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
+    unit, factor = next((one for one in units if seconds * one[1] >= 1), units[-1])
+    value = seconds * factor
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {unit}"
 
 
 def size_name(nbytes: int) -> str:

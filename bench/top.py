@@ -9,17 +9,15 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from rankscope.engines import ClusterStatus, RankStacks
+from rankscope.engines import RankStacks
 
-from .board import Ranks, status_message
+from .board import STEPS, Ranks, messages
 from .table import Row
 
 __all__ = ["measure"]
 
 RANKS = 64
 BUDGET = 0.03
-#: Different messages of each rank; then they come again.
-STEPS = 10
 #: Columns and lines of the terminal.
 SIZE = 140, 40
 
@@ -32,9 +30,6 @@ class _Attached(Ranks):
 
     def follow(self, interval: float) -> None:
         self.interval = interval
-
-    def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
-        return self.glance()
 
     def diagnose(self) -> list[Any]:
         return []
@@ -55,14 +50,8 @@ def measure(seconds: float, left_out: Callable[[str], None]) -> list[Row]:
         left_out("rankscope top: Textual is not installed")
         return []
     busy = asyncio.run(_run(seconds))
-    return [
-        Row(
-            f"rankscope top, {RANKS} ranks, an update a second: CPU",
-            f"{100 * busy:.1f} % of a core",
-            budget=f"≤ {100 * BUDGET:.0f} %",
-            passed=busy <= BUDGET,
-        )
-    ]
+    what = f"rankscope top, {RANKS} ranks, an update a second: CPU"
+    return [Row.share(what, busy, BUDGET)]
 
 
 async def _run(seconds: float) -> float:
@@ -70,9 +59,7 @@ async def _run(seconds: float) -> float:
     from rankscope.widgets.top.app import TopApp
 
     ranks = _Attached(RANKS)
-    made = [
-        [status_message(r, step, RANKS) for r in range(RANKS)] for step in range(STEPS)
-    ]
+    made = messages(RANKS)
     for rank, one in enumerate(made[0]):
         ranks.receive(rank, one)
     app = TopApp("bench", lambda: ranks)  # type: ignore[arg-type, return-value]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from .all_reduce import in_turns
-from .ranks import started
+from .ranks import in_turns, started
 from .table import Row, Sample, duration, size_name
 
 __all__ = ["measure"]
@@ -40,7 +39,7 @@ def measure(
 ) -> list[Row]:
     """Compare at 2 and 4 ranks; `pythons` has each contender's Python."""
     rows: list[Row] = []
-    for size in (1, 2, 4):
+    for size in (1, 2, 4) if pythons else ():
         with started(pythons, size, left_out) as contenders:
             for variant, nbytes, iterations, budgets in CASES:
                 if size == 1 and nbytes > 4:

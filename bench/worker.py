@@ -1,27 +1,21 @@
-"""One rank of one contender: a program that serves requests on its input.
+"""One rank of one contender.
 
-It runs under the Python of the library it measures, so it needs nothing but
-that library. Each request is a line of JSON and gets one as its answer:
-
-    {"do": "prepare", "bytes": 1024}             {"ok": true}
-    {"do": "run", "iterations": 100, ...}        {"times": [nanoseconds, ...],
-                                                  "cpu": nanoseconds of the whole}
+It runs under the Python of the library that it measures: this module imports the
+standard library alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import json
 import os
-import socket
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-__all__ = ["CONTENDERS"]
+__all__ = ["CONTENDERS", "serve"]
 
+_FOREVER = 1e6
 # Ops before a block's clock starts: ranks get the request at different times.
 WARM_UP = 2
 
@@ -60,61 +54,41 @@ class Contender:
 
 
 class Rankscope(Contender):
-    """Rankscope's default."""
+    """Rankscope's default, or another one of its backends."""
 
-    backend = "tcp"
-
-    def __init__(self, rank: int, size: int, folder: str) -> None:
+    def __init__(self, rank: int, size: int, folder: str, backend: str = "tcp") -> None:
         super().__init__(rank, size, folder)
         import rankscope as dist
 
         self.dist = dist
         dist.init_process_group(
-            f"cpu:{self.backend}",
+            f"cpu:{backend}",
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=size,
         )
-
-    def allocate(self, count: int) -> Any:
-        import numpy as np
-
-        return np.empty(count, dtype=np.float32)
 
     def op(self, variant: str) -> Callable[[], object]:
         array, all_reduce = self.array, self.dist.all_reduce
         return lambda: all_reduce(array)
 
 
-class RankscopeGloo(Rankscope):
-    """Rankscope's gloo backend."""
-
-    backend = "gloo"
-
-
-class RankscopeUCX(Rankscope):
-    """Rankscope's UCX backend."""
-
-    backend = "ucx"
-
-
 class Torch(Contender):
-    """torch.distributed's gloo backend."""
+    """torch.distributed's gloo backend, or ``rankscope`` over a `transport`."""
 
-    #: The transport of the backend ``rankscope``; ``None``: torch's gloo.
-    transport: str | None = None
-
-    def __init__(self, rank: int, size: int, folder: str) -> None:
+    def __init__(
+        self, rank: int, size: int, folder: str, transport: str | None = None
+    ) -> None:
         Contender.__init__(self, rank, size, folder)
         import torch
         import torch.distributed as dist
 
         self.torch, self.dist = torch, dist
         name, options = "gloo", None
-        if self.transport is not None:
+        if transport is not None:
             import rankscope.torch
 
-            name, options = "rankscope", rankscope.torch.Options(self.transport)
+            name, options = "rankscope", rankscope.torch.Options(transport)
         dist.init_process_group(
             name,
             init_method=f"file://{folder}/torch",
@@ -177,18 +151,6 @@ class Training(Torch):
             work.wait()
 
 
-class TrainingTCP(Training):
-    """Over the backend ``rankscope``, its default."""
-
-    transport = "tcp"
-
-
-class TrainingUCX(Training):
-    """Over the backend ``rankscope`` on UCX."""
-
-    transport = "ucx"
-
-
 class Coalescing(Rankscope):
     """64 arrays: one op each, one block for all, or one flat array."""
 
@@ -199,8 +161,8 @@ class Coalescing(Rankscope):
             self.arrays: list[Any] = []
             self.array = None
             gc.collect()
-            self.array = self.flat(nbytes // 4 * self.COUNT)
-            self.arrays = [self.ordinary(nbytes // 4) for _ in range(self.COUNT)]
+            self.array = self.allocate(nbytes // 4 * self.COUNT)
+            self.arrays = [self.allocate(nbytes // 4) for _ in range(self.COUNT)]
         arrays = [self.array] if variant == "flat" else self.arrays
         for array in arrays:
             array[:] = self.rank + 1
@@ -209,16 +171,6 @@ class Coalescing(Rankscope):
             if float(array[-1]) != self.size * (self.size + 1) / 2:
                 raise ValueError(f"{variant}: the last element is {array[-1]}")
             array[:] = 0
-
-    def flat(self, count: int) -> Any:
-        """Return the array of the reference, in the best memory for the library."""
-        return self.allocate(count)
-
-    def ordinary(self, count: int) -> Any:
-        """Return an array as users have them."""
-        import numpy as np
-
-        return np.empty(count, dtype=np.float32)
 
     def op(self, variant: str) -> Callable[[], object]:
         all_reduce, arrays = self.dist.all_reduce, self.arrays
@@ -246,13 +198,12 @@ class TorchCoalescing(Torch, Coalescing):
     """`Coalescing` with torch.distributed's gloo."""
 
     prepare, op = Coalescing.prepare, Coalescing.op
-    flat = ordinary = Torch.allocate
 
     def manager(self) -> Any:
         return self.dist._coalescing_manager()
 
 
-class MPI(Contender):
+class MPI(Rankscope):
     """Rankscope's MPI backend.
 
     Variants: all_reduce, and the two of OSU's micro-benchmarks that show a
@@ -263,13 +214,7 @@ class MPI(Contender):
     WINDOW = 16
 
     def __init__(self, rank: int, size: int, folder: str) -> None:
-        super().__init__(rank, size, folder)
-        import rankscope as dist
-
-        self.dist = dist
-        dist.init_process_group(
-            "cpu:mpi", init_method=f"file://{folder}/store", rank=rank, world_size=size
-        )
+        super().__init__(rank, size, folder, "mpi")
 
     def prepare(self, nbytes: int, variant: str) -> None:
         if not variant:
@@ -283,7 +228,7 @@ class MPI(Contender):
         dist, array = self.dist, self.array
         other, first = 1 - self.rank, self.rank == 0
         if not variant:
-            return lambda: dist.all_reduce(array)
+            return super().op(variant)
         if variant == "latency":
             steps = (dist.send, dist.recv) if first else (dist.recv, dist.send)
             return lambda: [step(array, other) for step in steps]
@@ -323,16 +268,16 @@ class BareMPI(MPI):
         return window
 
 
-CONTENDERS: dict[str, type[Contender]] = {
+CONTENDERS: dict[str, Callable[[int, int, str], Contender]] = {
     "rankscope": Rankscope,
-    "rankscope-gloo": RankscopeGloo,
-    "rankscope-ucx": RankscopeUCX,
+    "rankscope-gloo": partial(Rankscope, backend="gloo"),
+    "rankscope-ucx": partial(Rankscope, backend="ucx"),
     "torch": Torch,
     "coalescing": Coalescing,
     "torch-coalescing": TorchCoalescing,
     "training-gloo": Training,
-    "training-tcp": TrainingTCP,
-    "training-ucx": TrainingUCX,
+    "training-tcp": partial(Training, transport="tcp"),
+    "training-ucx": partial(Training, transport="ucx"),
     "mpi": MPI,
     "bare-mpi": BareMPI,
 }
@@ -375,37 +320,15 @@ def _pin(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def main() -> None:
-    """Serve requests until the input ends."""
-    name, rank, size, folder, *address = sys.argv[1:]
-    requests: Iterable[str] = sys.stdin
-    # Libraries print: only answers may be written to the real output.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    if address:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(address[0])
-        requests = os.fdopen(os.dup(connection.fileno()), "r")
-        answers = os.fdopen(connection.detach(), "w", buffering=1)
-        rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]
-        answers.write(f"{rank:>3}\n")
-    contender = CONTENDERS[name](int(rank), int(size), folder)
-    _pin(int(rank))
-    answers.write(json.dumps({"ok": True}) + "\n")
-    for line in requests:
-        request = json.loads(line)
-        variant = request.get("variant", "")
-        if request["do"] == "prepare":
-            contender.prepare(request["bytes"], variant)
-            answer: dict[str, Any] = {"ok": True}
+def serve(me: Any, name: str) -> None:
+    """Do what requests say, on one rank: prepare arrays, or run a block of ops."""
+    contender = CONTENDERS[name](me.rank, me.size, me.folder)
+    _pin(me.rank)
+    me.report({})
+    while True:
+        request = me.listen(_FOREVER)
+        if "nbytes" in request:
+            contender.prepare(**request)
+            me.report({})
         else:
-            answer = _run(contender, request["iterations"], variant)
-        answers.write(json.dumps(answer) + "\n")
-    # A library's own shutdown may wait for peers that have exited already.
-    with contextlib.suppress(OSError):
-        answers.close()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+            me.report(_run(contender, **request))
