@@ -68,9 +68,12 @@ class RankscopeMagics(CellMagics):
         if values.pop("dry_run"):
             print(_dry_run(values["slurm"]))
             return
+        # They may be asked for, at another port, too, while the ranks run.
+        metrics = values.pop("metrics")
         if session.cluster is not None:
             if not replace:
                 self._report_running(session.cluster, values)
+                self._serve_metrics(command, metrics)
                 return
             if starts(values):
                 # Before those that run are ended.
@@ -94,10 +97,7 @@ class RankscopeMagics(CellMagics):
             self.shell.push({"np": np}, interactive=False)  # type: ignore[no-untyped-call]
         if cluster.advice:
             print(cluster.advice)
-        if values["metrics"] is not None:
-            with reported(command, OSError):
-                address = session.serve_metrics(values["metrics"])
-            print(f"the metrics are at {address}")
+        self._serve_metrics(command, metrics)
         if values["keep"]:
             print(
                 f"to attach again: %dist_attach {cluster.cluster_id}; %dist_shutdown "
@@ -125,6 +125,11 @@ class RankscopeMagics(CellMagics):
                 may = "Abort allowed" if found.allow_abort else "read-only"
                 progress.done(f"{_size(found)} of {found.launcher} attached · {may}")
         self._show_board()
+
+    def _serve_metrics(self, command: Command, port: int | None) -> None:
+        if port is not None:
+            with reported(command):
+                print(f"the metrics are at {session.serve_metrics(port)}")
 
     def _show_board(self) -> None:
         if getattr(self.shell, "kernel", None) is not None:
@@ -426,7 +431,7 @@ def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
     given = {
         name: value
         for name, value in values.items()
-        if value is not None and value is not False and name != "metrics"
+        if value is not None and value is not False
     }
     make = Cluster.start if starts(values) else Cluster.attach
     return make(**given, progress=progress)

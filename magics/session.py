@@ -104,14 +104,19 @@ class Session:
     def serve_metrics(self, port: int) -> str:
         """Serve the metrics of the cluster until it is dropped; return the address.
 
-        Raises `OSError` if the port is taken.
+        Raises `ClusterError` where nothing can be served at the port.
         """
         # Imported here: prometheus_client is an extra.
         from rankscope.engines.observe.metrics import MetricsServer
 
         assert self._cluster is not None
-        self._metrics = MetricsServer(self._cluster, port)
-        return self._metrics.address
+        metrics = self._metrics
+        if metrics is None or port not in (0, metrics.port):
+            self._metrics = MetricsServer(self._cluster, port)
+            if metrics is not None:
+                metrics.close()
+            metrics = self._metrics
+        return metrics.address
 
     def _tell(self, verdicts: Sequence[Verdict]) -> None:
         now, known = time.strftime("%H:%M:%S"), {str(v): t for v, t in self._verdicts}

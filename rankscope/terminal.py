@@ -162,16 +162,10 @@ def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
     if why := why_not():
         raise ClusterError(why)
-    from rankscope.engines.observe.metrics import ADDRESS, MetricsServer
+    from rankscope.engines.observe.metrics import MetricsServer
     from rankscope.engines.observe.spans import spans_if_installed
 
-    try:
-        server = MetricsServer(cluster, values.port, spans_if_installed(cluster))
-    except OSError as error:
-        raise ClusterError(
-            f"port {values.port} of {ADDRESS}: {error}; -p PORT, of a script "
-            "--metrics PORT or RANKSCOPE_METRICS, chooses another one, 0 a free one"
-        ) from error
+    server = MetricsServer(cluster, values.port, spans_if_installed(cluster))
     try:
         # In the log of a script, too.
         say(

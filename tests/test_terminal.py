@@ -189,7 +189,7 @@ def test_metrics_are_served_until_the_end(
 
         def __init__(self, cluster: Attached, port: int, spans: None) -> None:
             if port == 80:
-                raise OSError(13, "Permission denied")
+                raise ClusterError("port 80 of 127.0.0.1: Permission denied")
             served.append(port)
             cluster.closed = True
 
@@ -209,7 +209,7 @@ def test_metrics_are_served_until_the_end(
     assert "rankscope-aa11 are at http://127.0.0.1:9464/metrics" in out
     assert main(["metrics", "aa1", "-p", "80"]) == 2
     said = capsys.readouterr().err
-    assert "port 80 of 127.0.0.1: [Errno 13] Permission denied; -p PORT" in said
+    assert "port 80 of 127.0.0.1: Permission denied" in said
     monkeypatch.setattr(metrics_process, "find_spec", lambda name: None)
     assert main(["metrics", "aa1"]) == 2
     assert re.search(r"pip install .*\[metrics\]", capsys.readouterr().err)

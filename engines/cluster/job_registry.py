@@ -19,7 +19,7 @@ from rankscope.backends.thread_start import start_thread
 from ..errors import ClusterError
 from ..observe.rank_registry import RankRegistry
 from ..observe.rank_slots import RankSlot
-from ..status import Summary
+from ..status import NOTHING_REPORTED, Summary
 from ..wire.job_channel import ENDED, answer_key, append, end_key, status_key
 from ..wire.requests import PublishStatus, Request
 
@@ -61,11 +61,14 @@ class JobRegistry(RankRegistry):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         for rank in range(size):
-            self._watch_rank(rank)
+            self._watch_status(rank)
+            self._watch_end(rank)
         self._thread = start_thread("job-registry", self._run)
 
-    def _watch_rank(self, rank: int) -> None:
+    def _watch_status(self, rank: int) -> None:
         self._store.watch(status_key(rank), lambda _: self._reported.add(rank))
+
+    def _watch_end(self, rank: int) -> None:
         self._store.watch(
             end_key(rank), lambda death: self._mark_dead(rank, death.decode())
         )
@@ -107,7 +110,15 @@ class JobRegistry(RankRegistry):
         self._record_all(self.ask(self._wanted, timeout=timeout))
 
     def _is_of(self, slot: RankSlot, summary: Summary) -> bool:
-        """Note the process that has made the summary: it is the rank's."""
+        """Note the process that has made the summary: it is the rank's.
+
+        One that replaces a dead process numbers its summaries anew.
+        """
+        if not slot.alive and slot.pid != summary.pid:
+            slot.summary = NOTHING_REPORTED
+            slot.death = slot.death_cause = None
+            self._watch_end(slot.rank)
+            self.post(self._wanted, [slot.rank])
         slot.pid, slot.host = summary.pid, summary.host
         return True
 
@@ -156,7 +167,8 @@ class JobRegistry(RankRegistry):
             _fail(future, str(error))
 
     def _read(self) -> None:
-        ranks = sorted(rank for rank in self._reported if self.slots[rank].alive)
+        # Dead ones, too: their launcher may replace them.
+        ranks = sorted(self._reported)
         values = self._store.multi_get([*map(status_key, ranks)], READ_WAIT)
         for rank, value in zip(ranks, values, strict=True):
             if self._seen.get(rank) == value:

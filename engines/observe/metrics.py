@@ -127,7 +127,8 @@ class ClusterCollector(Collector):
 class MetricsServer:
     """Serves the metrics of `cluster` at a port of this host, until `close`.
 
-    `spans` hear of the hangs, and end with it. Raises `OSError` if the port is taken.
+    `spans` hear of the hangs, and end with it. Raises `ClusterError` where nothing can
+    be served at the port.
     """
 
     def __init__(
@@ -135,7 +136,14 @@ class MetricsServer:
     ) -> None:
         events, registry = Events(), CollectorRegistry()
         registry.register(ClusterCollector(cluster, events))
-        self._server, self._thread = start_http_server(port, ADDRESS, registry)
+        try:
+            self._server, self._thread = start_http_server(port, ADDRESS, registry)
+        except OSError as error:
+            raise ClusterError(
+                f"port {port} of {ADDRESS}: {error.strerror}; another one, 0 for a "
+                "free one, is chosen by --metrics PORT or RANKSCOPE_METRICS, of "
+                "rankscope metrics by -p PORT"
+            ) from error
         #: The port, which the system has chosen if it was to be 0.
         self.port = int(self._server.server_address[1])
         self._spans = spans
@@ -207,18 +215,22 @@ def _of_groups(
         for group in one.groups
         if group.key in labels
     ]
-    front: dict[GroupKey, int] = {}
+    # Each generation counts anew: a rank that tells of an earlier one is not compared.
+    front: dict[GroupKey, tuple[int, int]] = {}
     for _, group in reported:
-        front[group.key] = max(front.get(group.key, 0), group.issued or 0)
+        ahead = group.generation, group.issued or 0
+        front[group.key] = max(front.get(group.key, ahead), ahead)
+
+    def lag(group: GroupStatus) -> float | None:
+        newest, most = front[group.key]
+        if group.issued is None or group.generation != newest:
+            return None
+        return most - group.issued
+
     values: tuple[tuple[str, str, str, Callable[[GroupStatus], float | None]], ...] = (
         ("in_flight", "", "Ops in flight.", lambda one: one.in_flight),
         ("in_flight", "seconds", "Age of the oldest op in flight.", _age),
-        (
-            "lag",
-            "",
-            "Collectives behind the rank that is ahead.",
-            lambda one: None if one.issued is None else front[one.key] - one.issued,
-        ),
+        ("lag", "", "Collectives behind the rank that is ahead.", lag),
         ("last_op", "seconds", "Duration of the last op.", _duration),
         ("bus_bandwidth", "bytes_per_second", "Of the last op, on the bus.", _speed),
         (

@@ -22,6 +22,9 @@ from .observed_ranks import ObservedRanks
 
 __all__ = ["Spans", "spans_if_installed"]
 
+#: Why a group was aborted that was rebuilt before a look.
+UNSEEN = "not known: it was rebuilt before a status was read"
+
 #: Seconds that the end waits for an exporter.
 _END_WAIT = 2.0
 
@@ -35,7 +38,8 @@ class Spans:
     at fault or those of the aborted group, ``.verdict``, the sentence or the reason of
     the abort, ``.op`` and ``.seq``, and of a stall ``.fault``, ``.waiting``, ``.line``.
     Those of an abort are of the op with the lowest number that a rank had issued and
-    not completed, if there is one.
+    not completed, if there is one. Of an abort that was rebuilt before a look, only the
+    group is known, and that it was after the look before.
 
     `tracer` is one of OpenTelemetry.
     """
@@ -46,6 +50,8 @@ class Spans:
         self._stalls: dict[tuple[GroupKey, int], Any] = {}
         # Group → its newest generation, and the span of its abort.
         self._aborts: dict[GroupKey, tuple[int, Any]] = {}
+        # Group → how often it was aborted, and when that was reported last.
+        self._counted: dict[GroupKey, tuple[int, int]] = {}
         # Group → number and rank of the op in the span of its abort.
         self._ended: dict[GroupKey, tuple[int, int]] = {}
         # What each rank has reported last.
@@ -115,23 +121,20 @@ class Spans:
     ) -> None:
         key, generation = group.key, group.generation
         newest, span = self._aborts.get(key, (-1, None))
+        counted, looked = self._counted.get(key, (group.aborts, at))
+        self._counted[key] = max(counted, group.aborts), at
         if generation > newest and span is not None:
             # It is rebuilt.
             span.end(at)
             span = None
         if generation < newest:
             return
-        if group.state == "aborted" and span is None:
+        is_aborted = group.state == "aborted"
+        for _ in range(counted, group.aborts - is_aborted):
+            self._start(key, UNSEEN, looked).end(at)
+        if is_aborted and span is None:
             self._ended.pop(key, None)
-            span = self._tracer.start_span(
-                "rankscope.abort",
-                start_time=at,
-                attributes={
-                    "rankscope.group": key.name,
-                    "rankscope.ranks": key.ranks,
-                    "rankscope.verdict": group.reason or "",
-                },
-            )
+            span = self._start(key, group.reason or "", at)
         if span is not None and ended is not None and ended.seq is not None:
             # The ranks report one after the other.
             place = ended.seq, rank
@@ -141,6 +144,18 @@ class Spans:
                     {"rankscope.op": ended.op, "rankscope.seq": ended.seq}
                 )
         self._aborts[key] = generation, span
+
+    def _start(self, key: GroupKey, why: str, at: int) -> Any:
+        """Return a span of an abort of a group that begins at `at`."""
+        return self._tracer.start_span(
+            "rankscope.abort",
+            start_time=at,
+            attributes={
+                "rankscope.group": key.name,
+                "rankscope.ranks": key.ranks,
+                "rankscope.verdict": why,
+            },
+        )
 
 
 def spans_if_installed(cluster: ObservedRanks) -> Spans | None:

@@ -268,8 +268,9 @@ def test_the_metrics_are_served_until_the_cluster_is_dropped(
         """Where the metrics of a cluster are."""
 
         def __init__(self, cluster: Ranks, port: int) -> None:
-            if served and not served[-1].closed:
-                raise OSError(98, "Address already in use")
+            if port == 80:
+                raise ClusterError("port 80 of 127.0.0.1: Permission denied")
+            self.port = port
             self.address = f"http://127.0.0.1:{port}/metrics"
             self.closed = False
             served.append(self)
@@ -283,12 +284,19 @@ def test_the_metrics_are_served_until_the_cluster_is_dropped(
         ipython.run_cell("%dist_init -n 2 --metrics 9464").raise_error()
         ipython.run_cell("%dist_init -n 2 --metrics 9464").raise_error()
         assert [one.closed for one in served] == [False]
+        # Another port, without new ranks; one that cannot be used leaves the present.
+        no_port = ipython.run_cell("%dist_init -n 2 --metrics 80").error_in_exec
+        assert [one.closed for one in served] == [False]
+        ipython.run_cell("%dist_init -n 2 --metrics 9466").raise_error()
+        ipython.run_cell("%dist_init -n 2").raise_error()
+        assert [one.closed for one in served] == [True, False]
         ipython.run_cell("%dist_init -n 2 --metrics 9465 --replace").raise_error()
         ipython.run_cell("%dist_shutdown").raise_error()
         monkeypatch.setattr(arguments, "why_not", lambda: "it is missing")
         refused = ipython.run_cell("%dist_init -n 2 --metrics 0").error_in_exec
     assert "the metrics are at http://127.0.0.1:9464/metrics\n" in seen.stdout
-    assert [one.closed for one in served] == [True, True]
+    assert "port 80 of 127.0.0.1" in str(no_port)
+    assert [one.closed for one in served] == [True, True, True]
     assert "--metrics 0: it is missing" in str(refused)
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rankscope.backends import TCPStore
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
 from rankscope.engines.cluster.job_registry import JobRegistry
 from rankscope.engines.observe.rank_registry import RankRegistry
 from rankscope.engines.observe.rank_slots import RankSlot
 from rankscope.engines.status import Summary, decode, encode
 from rankscope.engines.wire.answers import Answers
-from rankscope.engines.wire.job_channel import status_key
-from rankscope.engines.wire.requests import GetSummary, Request
+from rankscope.engines.wire.job_channel import QueueReader, end_key, status_key
+from rankscope.engines.wire.requests import GetSummary, PublishStatus, Request
 
 
 class Ranks(RankRegistry):
@@ -96,6 +99,32 @@ def test_what_a_script_published_long_ago_does_not_replace_an_answer() -> None:
         store.set(status_key(0), status(1, "line 1", host="node1"))
         assert called.wait(60)
         assert job.slots[0].status(0.0).line == "line 2"
+    finally:
+        job.close()
+
+
+def is_shown(slot: RankSlot, pid: int) -> bool:
+    return slot.alive and slot.status(0.0).line == f"line {pid}"
+
+
+def test_a_process_that_replaces_a_dead_one_of_a_script_is_shown() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=60, key=b"k")
+    job, asked = JobRegistry(store, 1), queue.SimpleQueue[bytes]()
+    (slot,) = job.slots
+    try:
+        QueueReader(store, "request/0", asked.put)
+        for pid in (100, 200, 300):
+            store.set(status_key(0), status(7 if pid == 100 else 1, f"line {pid}", pid))
+            until(partial(is_shown, slot, pid))
+            if pid > 100:
+                # It publishes its status from now on.
+                assert PublishStatus.__name__.encode() in asked.get(timeout=60)
+            store.set(end_key(0), f"rank 0 is dead (pid {pid})")
+            until(lambda: not slot.alive)
+            # A last status of the dead process.
+            store.set(status_key(0), status(8, "late", pid))
+            assert f"(pid {pid})" in str(slot.status(0.0).reason)
+            store.delete_key(end_key(0))
     finally:
         job.close()
 

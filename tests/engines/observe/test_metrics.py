@@ -145,6 +145,18 @@ def test_a_rank_and_its_progress() -> None:
     assert not any(name == "rankscope_late_ratio" for name, _ in found)
 
 
+def test_a_rank_that_tells_of_an_earlier_generation_is_not_compared() -> None:
+    """After a rebuild the ranks report one after the other, a dead one never."""
+    groups = [
+        replace(statuses.group(ranks=range(3)), generation=generation, issued=issued)
+        for generation, issued in ((1, 4), (1, 5), (0, 900))
+    ]
+    ranks = [statuses.rank(n, one) for n, one in enumerate(groups)]
+    found = scrape(Ranks(statuses.cluster(*ranks)))
+    lags = {key[1][1]: lag for key, lag in found.items() if key[0] == "rankscope_lag"}
+    assert lags == {"0": 1, "1": 0}
+
+
 def test_who_is_late_and_who_waits() -> None:
     run = Run(heavy=0.2).steps(41, lambda n, rank: 1 + 20 * (rank == 2))
     group = statuses.group(ranks=range(4))
@@ -254,7 +266,9 @@ def test_they_are_served_on_this_host_alone(
         found = read(answer.read().decode())
     assert found["rankscope_aborts_total", ("default",)] == 1
     assert found["rankscope_aborted", ("default", "0")] == 1
-    with pytest.raises(OSError, match="in use"):
+    with pytest.raises(
+        ClusterError, match=f"port {served.port} .* in use; .*--metrics"
+    ):
         MetricsServer(ranks, served.port)  # type: ignore[arg-type]
 
 

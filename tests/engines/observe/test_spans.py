@@ -112,6 +112,27 @@ def test_an_abort_is_one_span_until_the_rebuild(
     assert dict(second.attributes or {})["rankscope.verdict"] == "again"
 
 
+def test_an_abort_that_was_rebuilt_before_a_look_is_a_span(
+    made: tuple[Ranks, Spans], exporter: InMemorySpanExporter
+) -> None:
+    ranks, spans = made
+    # Those of before the first look are none.
+    ranks.report(aborts=1, generation=1)
+    ranks.report(aborts=2, generation=2)
+    for _ in range(2):
+        ranks.report(aborts=3, generation=2, state="aborted", reason="seen")
+    ranks.report(aborts=3, generation=3)
+    ranks.report(aborts=5, generation=4, state="aborted", reason="seen, too")
+    # A fresh process of a rank counts anew.
+    ranks.report(aborts=0, generation=5)
+    ranks.report(aborts=0, generation=6)
+    spans.close()
+    found = exporter.get_finished_spans()
+    why = [dict(one.attributes or {})["rankscope.verdict"] for one in found]
+    assert why == [module.UNSEEN, "seen", module.UNSEEN, "seen, too"]
+    assert all(seconds(one) >= 0 for one in found)
+
+
 def test_an_abort_has_the_first_op_that_a_rank_has_not_completed(
     made: tuple[Ranks, Spans], exporter: InMemorySpanExporter
 ) -> None:
