@@ -462,15 +462,29 @@ class Generation:
         # Its thread ends what waits for the rank.
         watchdog.wake()
 
-    def refuse_departed(
-        self, op_type: OpType, peer: int | None, buffered: bool
+    def refuse(
+        self, op_type: OpType, peer: int | None, backend: Backend | None = None
     ) -> None:
-        """Raise `DistAbortedError` for an op that needs a rank that left.
+        """Raise the error of an op that cannot begin now; the issue lock is held.
 
-        The issue lock is held. `buffered`: see `Backend.buffers_messages`.
+        The generation has ended, `backend` is suspended, or a rank has left that the op
+        needs. `peer` is a rank in the group; no `backend`: none runs the op.
         """
-        number = self.status.collective_seq + 1
-        self.departures.refuse(op_type, peer, number, buffered=buffered)
+        if self.aborted is not None:
+            self.raise_if_aborted(op_type)
+        if self.departures.by_rank:
+            number = self.status.collective_seq + 1
+            buffered = backend is not None and backend.buffers_messages
+            self.departures.refuse(op_type, peer, number, buffered=buffered)
+        if self.suspended and backend in self.suspended.values():
+            assert backend is not None
+            raise DistBackendError(
+                f"{op_type.value} in {self.spec.describe()}: the group is suspended, "
+                f"its {backend.name} backend has freed its device memory; call "
+                "resume() of the group on every rank first",
+                **self.spec.identity(),
+                op=op_type.value,
+            )
 
     def leave(
         self,

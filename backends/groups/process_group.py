@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
 
 from ..interface.base import Backend
-from ..interface.op import Op
-from ..interface.overlap import check_overlap
 from ..quantities import as_positive_seconds
 from ..stores.base import Store
-from ..work.composite import join
-from ..work.flight_recorder import GroupCounters, Record, recorder
-from ..work.op_timeout import own_timeout
+from ..work.flight_recorder import GroupCounters, recorder
 from ..work.op_type import OpType
-from ..work.work import Work
 from .abort_reason import AbortReason, Departure
 from .config import BackendConfig
+from .dispatch import Dispatcher
 from .generation import Generation
-from .group_ops import GroupOps
 from .key import GroupKey
-from .op_start import (
-    REFUSALS,
-    NoWorkError,
-    PendingOp,
-    SelfTimedWork,
-    fusible_runs,
-    start,
-    start_run,
-)
 from .remedies import ANEW_HINT
 from .spec import GroupSpec, Origin
 from .summary import GroupStatus, summarize
-from .suspension import memory_stats, refuse_if_suspended, resume, suspend
-from .watchdog import watchdog
+from .suspension import memory_stats, resume, suspend
 
 __all__ = ["ProcessGroup"]
 
 
-class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
+class ProcessGroup(Dispatcher):  # numpydoc ignore=PR01
     """A set of ranks with one :class:`Backend` per device type.
 
     Programs do not call the class: `init_process_group` makes the default group, and
@@ -94,17 +78,15 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         its backends may be split from those. `ended` are the ranks of the job that
         ended, which may have done so before they made the group.
         """
-        self._spec = GroupSpec(name, ranks, global_rank, config, timeout)
+        spec = GroupSpec(name, ranks, global_rank, config, timeout)
+        # The ranks of a later generation may be other processes: it has no origin.
+        super().__init__(spec, Generation(spec, generation, store, origin=origin))
         self._root_store = store
         # Held while a rebuild replaces the generation, before any of its locks.
         self._rebuild_lock = threading.Lock()
-        # The ranks of a later generation may be other processes: it has no origin.
-        self._current = Generation(self._spec, generation, store, origin=origin)
         # Generations before the current one that were aborted.
         self._aborts = 0
         self._ended = ended
-        # The batch that each thread inside a coalescing block is filling.
-        self._captures: dict[int, list[PendingOp]] = {}
         self._destroyed = False
 
     # -- what it is --------------------------------------------------------
@@ -437,202 +419,3 @@ class ProcessGroup(GroupOps):  # numpydoc ignore=PR01
         """Free the backends in good order; abort if ops are still in flight."""
         self._destroyed = True
         self._current.shutdown()
-
-    # -- its ops -----------------------------------------------------------
-
-    def issue(self, op: Op) -> Work:
-        """Check, number, record and start `op`; return its Work.
-
-        An op on nothing but empty arrays is a completed Work with a sequence number of
-        its own, unless it `OpSpec.runs_empty`. In a coalescing block of this thread the
-        op is only checked, and issued with the batch.
-
-        Raises
-        ------
-        TypeError, ValueError, NotImplementedError
-            The backend refuses the op, which gets no number.
-        DistAbortedError, DistBackendError
-            The group is aborted or suspended, or the peer has left it.
-        """
-        current = self._current
-        device = op.device
-        backend = current.backends.get(device) or current.backend_for(device, op.kind)
-        op.check(backend)
-        if len(op.arrays) > 1:
-            check_overlap([op], self.rank(), self.size(), self.describe)
-        timeout = own_timeout() or self._spec.timeout
-        record = Record(
-            current.status,
-            op.kind,
-            op.arrays,
-            op.peer,
-            timeout,
-            backend.name,
-            op.reduce_op,
-            op.tag,
-            op.splits,
-        )
-        hooks = recorder.hooks
-        for hook in hooks:
-            hook.before(record)
-        if self._captures:
-            batch = self._captures.get(threading.get_ident())
-            if batch is not None:
-                pending = PendingOp(current, record, op)
-                batch.append(pending)
-                return pending
-        with current.issue_lock:
-            current.handing_over = record
-            if watchdog.idle:
-                watchdog.wake()
-            try:
-                if current.aborted is not None:
-                    current.raise_if_aborted(op.kind)
-                if current.departures.by_rank:
-                    current.refuse_departed(op.kind, op.peer, backend.buffers_messages)
-                if current.suspended:
-                    refuse_if_suspended(current, device, op.kind)
-                record.number()
-                recorder.add(record)
-                work = start(current, record, op)
-            except NoWorkError:
-                raise
-            except REFUSALS:
-                recorder.withdraw(record)
-                raise
-            finally:
-                current.handing_over = None
-        for hook in hooks:
-            hook.watch(record, work)
-        return work
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[list[PendingOp]]:
-        """Collect the ops this thread issues in the block instead of issuing them.
-
-        Another such block of this thread around it gets them at its end.
-
-        Yields
-        ------
-        list
-            The list they are put in.
-        """
-        thread = threading.get_ident()
-        outer = self._captures.get(thread)
-        batch: list[PendingOp] = []
-        self._captures[thread] = batch
-        try:
-            yield batch
-        except BaseException:
-            for op in batch:
-                op.drop("the coalescing_manager block raised, nothing was issued")
-            raise
-        finally:
-            del self._captures[thread]
-            if outer is not None:
-                self._captures[thread] = outer
-        if outer is not None:
-            outer += batch
-
-    @property
-    def capturing(self) -> bool:
-        """Whether this thread is in a block that collects ops instead of issuing."""
-        return threading.get_ident() in self._captures
-
-    def issue_batch(self, batch: Sequence[PendingOp]) -> list[Work]:
-        """Issue captured ops in order, each run of fusible ops as one call.
-
-        Returns
-        -------
-        list of Work
-            One for each run.
-
-        Raises
-        ------
-        ValueError
-            Ops that start together overlap in memory; none is issued.
-        """
-        if not batch:
-            return []
-        runs = list(fusible_runs(batch))
-        for run in runs:
-            if len(run) > 1:
-                started = [pending.op for pending in run]
-                check_overlap(started, self.rank(), self.size(), self.describe)
-        issued: list[tuple[list[PendingOp], list[Work]]] = []
-        # After a rebuild inside the block, that of the first op has ended.
-        current = batch[0].generation
-        with current.issue_lock:
-            current.handing_over = batch[0].entry
-            if watchdog.idle:
-                watchdog.wake()
-            try:
-                current.raise_if_aborted(OpType.COALESCED)
-                for pending in batch if current.departures.by_rank else ():
-                    op = pending.op
-                    buffered = op.backend.buffers_messages
-                    current.refuse_departed(op.kind, op.peer, buffered)
-                for pending in batch if current.suspended else ():
-                    refuse_if_suspended(current, pending.op.device, pending.op_type)
-                seen: set[bool] = set()
-                for pending in batch:
-                    is_p2p = pending.op_type.is_p2p
-                    pending.entry.number(first=is_p2p not in seen)
-                    seen.add(is_p2p)
-                    recorder.add(pending.entry)
-                for run in runs:
-                    issued.append((run, start_run(current, run)))
-            finally:
-                current.handing_over = None
-        # Not under the lock: callbacks of Works that are over run here.
-        for run, works in issued:
-            for place, pending in enumerate(run):
-                pending.follow(works[place] if len(works) > 1 else works[0])
-        for hook in recorder.hooks:
-            for pending in batch:
-                hook.watch(pending.entry, pending)
-        return [
-            works[0] if len(works) == 1 else join(works, run[0].op_type)
-            for run, works in issued
-        ]
-
-    def enter(
-        self,
-        op_type: OpType,
-        timeout: float | None = None,
-        peer: int | None = None,
-        work: Work | None = None,
-    ) -> Work:
-        """Number and record an op that no backend runs; return its Work, started.
-
-        The caller ends the Work.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; the default is as for the other ops of the group. Of an op without
-            `work` the caller keeps the deadline, too: it is only shown.
-        work : Work, optional
-            Its Work, which is timed out as every Work is; the default is a new one.
-        """
-        current = self._current
-        seconds = timeout or own_timeout() or self._spec.timeout
-        record = Record(current.status, op_type, (), peer, seconds)
-        hooks = recorder.hooks
-        for hook in hooks:
-            hook.before(record)
-        with current.issue_lock:
-            current.raise_if_aborted(op_type)
-            if current.departures.by_rank:
-                current.refuse_departed(op_type, peer, False)
-            record.number()
-            recorder.add(record)
-            work = SelfTimedWork(op_type) if work is None else work
-            current.status.in_flight[record.op_id] = work
-            if watchdog.idle:
-                watchdog.wake()
-            work.bind(record)
-            work.mark_started()
-        for hook in hooks:
-            hook.watch(record, work)
-        return work

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from ..errors import DistBackendError, DistError
 from ..interface.base import Backend
-from ..work.op_type import OpType
 from .generation import Generation
 
-__all__ = ["memory_stats", "refuse_if_suspended", "resume", "suspend"]
+__all__ = ["memory_stats", "resume", "suspend"]
 
 
 def suspend(current: Generation) -> None:
@@ -50,21 +49,6 @@ def memory_stats(current: Generation) -> dict[str, int]:
         for name, value in backend.memory_stats().items():
             sums[name] = sums.get(name, 0) + value
     return sums
-
-
-def refuse_if_suspended(current: Generation, device: str, op_type: OpType) -> None:
-    """Raise `DistBackendError` if ops on `device` are suspended."""
-    backend = current.suspended.get(device)
-    if backend is None:
-        return
-    spec = current.spec
-    raise DistBackendError(
-        f"{op_type.value} in {spec.describe()}: the group is suspended, its "
-        f"{backend.name} backend has freed its device memory; call resume() of the "
-        "group on every rank first",
-        **spec.identity(),
-        op=op_type.value,
-    )
 
 
 def _able(current: Generation, call: str) -> dict[str, Backend]:

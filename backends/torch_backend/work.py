@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch
 
-from ..groups.op_start import PendingOp
+from ..groups.dispatch import PendingOp
 from ..work.work import Work
 from .driving import future_of
 from .private import c10d, disable_dynamo
