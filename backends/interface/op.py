@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,6 @@ class Op:
     device: str
     arrays: Sequence[Array]
     args: tuple[Any, ...]
-    _: KW_ONLY
     result: Any = None
     reduce_op: ReduceOp | None = None
     peer: int | None = None

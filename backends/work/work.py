@@ -679,15 +679,17 @@ class Work:
             if result is not None:
                 self._result = result
             self._exception = error
+            # Before the state: `bind` takes no lock once that is COMPLETED.
+            record = self.record
             self._state = state
-            if self.record is not None:
+            if record is not None:
                 if error is not None:
                     self._name_error()
                 try:
-                    self.record.ended(self)
+                    record.ended(self)
                 except KeyboardInterrupt:
                     # The op must not stay in flight for its group.
-                    self.record.ended(self)
+                    record.ended(self)
                     raise
             done, callbacks = self._done, self._callbacks
             self._callbacks = None
@@ -726,14 +728,22 @@ class Work:
             ``False``, and nothing is done, if the Work has ended with a
             `ConnectionLostError`, whose cause its group could not look for.
         """
+        if self._state is COMPLETED:
+            # It changes no more, and `_end` had no record to tell.
+            self.record = record
+            if self._result is None:
+                self._result = result
+            record.ended(self)
+            return True
         with self._lock:
-            if isinstance(self._exception, ConnectionLostError):
+            error = self._exception
+            if error is not None and isinstance(error, ConnectionLostError):
                 return False
             self.record = record
             if self._result is None:
                 self._result = result
             if self._state.is_terminal:
-                if self._exception is not None:
+                if error is not None:
                     self._name_error()
                 record.ended(self)
             elif self.started_ns:
