@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
+
+import psutil
 
 __all__ = ["HostSpec", "is_here", "parse_hosts"]
 
@@ -64,6 +68,23 @@ def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
     return found
 
 
+@lru_cache
 def is_here(name: str) -> bool:
-    """Return whether a name is that of this host, which needs no ssh."""
-    return name in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+    """Return whether a name or address is that of this host, which needs no ssh.
+
+    The first call for a name may wait for a resolver.
+    """
+    if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return True
+    try:
+        found = {str(one[4][0]) for one in socket.getaddrinfo(name, None)}
+    except (OSError, UnicodeError):
+        # One that ssh's configuration alone has, or none.
+        return False
+    ours = {
+        one.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+    }
+    # A name may stand for several hosts.
+    return all(ipaddress.ip_address(one).is_loopback or one in ours for one in found)

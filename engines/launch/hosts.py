@@ -183,7 +183,10 @@ class Hosts:
             return _address_of(self.interface)
         # What a host has said of itself, if it was asked.
         said = {name: self.descriptions.get(name, {}) for name in self.ranks}
-        others = [one for one in said if not is_here(said[one].get("name", one))]
+        here = socket.gethostname()
+        others = [
+            one for one in said if not is_here(one) and said[one].get("name") != here
+        ]
         for name in others:
             # As the other host has seen this one: the way back is known to work.
             if _is_ours(client := said[name].get("client", "")):

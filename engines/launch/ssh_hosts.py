@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rankscope.backends.routes import address_towards
 
@@ -82,6 +84,11 @@ class SshHosts(Hosts):
 
     def leash(self, name: str) -> str:
         return f"the {'fork server of' if is_here(name) else 'ssh to'} {name}"
+
+    async def connect(self, name: str) -> dict[str, Any]:
+        # A resolver that does not answer is waited for here, and for all hosts at once.
+        await asyncio.to_thread(is_here, name)
+        return await super().connect(name)
 
     def command(self, name: str) -> list[str]:
         if is_here(name):

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.agent import fork_server
 from rankscope.engines.launch import fork_servers
-from rankscope.engines.launch.host_names import HostSpec, parse_hosts
+from rankscope.engines.launch.host_names import HostSpec, is_here, parse_hosts
 from rankscope.engines.launch.hosts import compare
 from rankscope.engines.launch.ssh_hosts import ssh_command
 
@@ -82,6 +83,36 @@ def test_a_hostfile_of_mpi(tmp_path: Path) -> None:
 def test_what_names_no_hosts_is_refused(given: HostSpec, why: str) -> None:
     with pytest.raises(ValueError, match=f"^{why}".replace("?", r"\?")):
         parse_hosts(given)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "here"),
+    [
+        (["127.0.1.1"], True),
+        (["10.0.0.1"], True),
+        (["10.0.0.1", "fe80::1"], True),
+        (["10.0.0.2"], False),
+        # A name of several hosts, such as those to log in at.
+        (["10.0.0.1", "10.0.0.2"], False),
+        ([], False),
+    ],
+)
+def test_a_name_of_an_address_of_this_host_is_this_host(
+    addresses: list[str], here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(name: str, port: None) -> list[tuple[Any, ...]]:
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(0, 0, 0, "", (one, 0)) for one in addresses]
+
+    ours = [SimpleNamespace(address=one) for one in ("10.0.0.1", "fe80::1%eth0")]
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": ours})
+    is_here.cache_clear()
+    try:
+        assert is_here("host.example.org") is here
+    finally:
+        is_here.cache_clear()
 
 
 def test_ssh_asks_nothing_and_shares_nothing() -> None:
