@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankscope.backends.errors import DistError
 from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import group_by, name_ranks
 
@@ -18,7 +19,9 @@ __all__ = [
     "RankError",
     "group_by_message",
     "impersonal",
+    "pack_details",
     "plain",
+    "unpack_details",
 ]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -225,3 +228,26 @@ def group_by_message(messages: Mapping[int, str]) -> str:
     return "; ".join(
         f"{name_ranks(members)}: {message}" for message, members in ranks.items()
     )
+
+
+#: The attributes of a `DistError` that a `RankError` has too. A rank sends them, with
+#: the line of the cell, beside Jupyter's ``error`` output.
+_DETAILS = ("group", "op", "sequence_number", "culprits", "reason")
+
+
+def pack_details(error: BaseException, line: int | None) -> dict[str, Any]:
+    """Return the details of `error`, raised at `line` of the cell, for the wire."""
+    details: dict[str, Any] = {"line": line}
+    if isinstance(error, DistError):
+        attributes = error.attributes()
+        details.update({name: attributes[name] for name in _DETAILS})
+    return details
+
+
+def unpack_details(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details in `content` as attributes of a `RankError`."""
+    details = {name: content[name] for name in ("line", *_DETAILS) if name in content}
+    if "culprits" in details:
+        # JSON has no tuples.
+        details["culprits"] = tuple(details["culprits"])
+    return details

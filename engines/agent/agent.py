@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Collection, Set
+from collections.abc import Collection, Sequence, Set
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,7 +62,16 @@ from .process import end_by_sigterm, give_children_their_signals
 from .publisher import StatusPublisher
 from .rank_store import RankStore
 
-__all__ = ["Agent", "debug", "install", "installed", "launched_as", "names_of"]
+__all__ = [
+    "Agent",
+    "complete",
+    "debug",
+    "inspect",
+    "install",
+    "installed",
+    "launched_as",
+    "names_of",
+]
 
 #: What an op says on a rank that has not got its groups yet.
 _NOT_READY = (
@@ -89,7 +98,7 @@ def install(version: str) -> str:
         from ipykernel.kernelapp import IPKernelApp
 
         _agent = Agent(IPKernelApp.instance().kernel)
-    return json.dumps(_agent.hello())
+    return json.dumps(_agent.hello(requests.GetHello()))
 
 
 def installed() -> Agent:
@@ -103,6 +112,29 @@ def debug() -> None:
     agent = installed()
     assert agent.assignment is not None
     agent.cells.post_mortem.open(agent.assignment["rank"])
+
+
+# What a front end asks while a person types a cell. Both may run code of the objects
+# that they are about: the notebook asks on the main thread, while no cell runs.
+
+
+def complete(code: str, cursor: int) -> str:
+    """Return the reply of IPython's completer as JSON; on the main thread."""
+    kernel = installed().kernel
+    completer = kernel.shell.Completer
+    before = completer.use_jedi
+    # Jedi takes up to seconds, and the next cell would wait for it. Without it, what
+    # follows a name comes from the object itself.
+    completer.use_jedi = False
+    try:
+        return json.dumps(kernel.do_complete(code, cursor))
+    finally:
+        completer.use_jedi = before
+
+
+def inspect(code: str, cursor: int, detail: int, omitted: Sequence[str]) -> str:
+    """Return the reply of IPython's help as JSON; on the main thread."""
+    return json.dumps(installed().kernel.do_inspect(code, cursor, detail, omitted))
 
 
 class Agent:
@@ -180,7 +212,8 @@ class Agent:
 
     # -- the rank --------------------------------------------------------------
 
-    def hello(self) -> requests.Hello:
+    @requests.GetHello.handler
+    def hello(self, wanted: requests.GetHello) -> requests.Hello:
         """Describe this engine, and the rank it has if it has one."""
         return {
             "version": __version__,
@@ -192,10 +225,6 @@ class Agent:
             "assignment": self.assignment,
             "hosts_store": self._store.is_host,
         }
-
-    @requests.GetHello.handler
-    def _hello(self, wanted: requests.GetHello) -> requests.Hello:
-        return self.hello()
 
     def _address(self) -> str:
         """Return this host's address in the network towards the controller."""

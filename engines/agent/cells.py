@@ -28,10 +28,9 @@ from rankscope.backends.work.flight_recorder import Batch, recorder
 from rankscope.backends.work.unwaited import unwaited
 from rankscope.backends.work.user_code import users_frame
 
-from ..errors import ClusterError
+from ..errors import ClusterError, pack_details
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
-from ..wire.error_details import pack_details
 from .post_mortem import PostMortem
 from .printing import CellSource, PrintMarks
 from .process import end_child
@@ -79,7 +78,7 @@ class Cells:
         self._print_marks = PrintMarks()
         #: The debugger on the last cell that failed.
         self.post_mortem = PostMortem(
-            self._publish_data, self._is_heard, self.source.cell_of
+            self._publish, self._is_heard, self.source.cell_of
         )
         self._shell.input_transformers_cleanup.append(self._admit)
         self._shell.events.register("pre_run_cell", self._before_cell)
@@ -136,9 +135,11 @@ class Cells:
         """Whether the notebook that sent the running cell renews its subscription."""
         return self._publisher.is_watched_by(self._header()["session"])
 
-    def _publish_data(self, data: Mapping[str, Any]) -> None:
-        """Send data of the running cell that is no output of it."""
-        private.publish(self._kernel, message_types.DATA, data, self._header())
+    def _publish(
+        self, content: Mapping[str, Any], kind: str = message_types.DATA
+    ) -> None:
+        """Send what belongs to the running cell, and is no output of it."""
+        private.publish(self._kernel, kind, content, self._header())
 
     def _admit(self, lines: list[str]) -> list[str]:
         """Refuse a cell if the rank is reserved for another client's.
@@ -207,12 +208,7 @@ class Cells:
             self.post_mortem.note(result.error_in_exec)
         line = None if error is None else self.source.line_of(error)
         if error is not None:
-            private.publish(
-                self._kernel,
-                message_types.ERROR,
-                pack_details(error, line),
-                self._header(),
-            )
+            self._publish(pack_details(error, line), message_types.ERROR)
         request = self._request()
         if request is not None:
             if request["keep_value"] and result is not None:

@@ -155,8 +155,6 @@ def describe() -> dict[str, Any]:
     if "SLURM_STEP_ID" in os.environ:
         # Those of the job; the folder has the others as well.
         gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", "0"))
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        free = dict(line.split(":", 1) for line in lines)["MemAvailable"]
     return {
         "name": socket.gethostname(),
         "executable": sys.executable,
@@ -165,7 +163,7 @@ def describe() -> dict[str, Any]:
         "versions": versions,
         "gpus": gpus,
         "cores": len(os.sched_getaffinity(0)),
-        "free": 1024 * int(free.split()[0]),
+        "free": psutil.virtual_memory().available,
         "client": _client(),
     }
 

@@ -16,9 +16,8 @@ from ..launch.host_names import HostSpec
 from ..launch.host_options import hosts_for
 from ..launch.hosts import HOSTS, LOST_AFTER
 from ..launch.slurm import SlurmJob
-from ..observe.gpus import Gpus
 from ..wire import ipyparallel_private as private
-from ..wire.gpu_environment import parse_devices
+from ..wire.gpu_environment import Gpus, parse_devices
 from ..wire.launchers import launchers_of
 from . import recovery
 from .launched_ranks import LaunchedRanks, Progress, silent

@@ -10,9 +10,8 @@ from typing import Any
 
 from rankscope.backends.rank_sets import name_ranks
 
-from ..errors import ExecutionError, RankError
+from ..errors import ExecutionError, RankError, unpack_details
 from ..wire import message_types
-from ..wire.error_details import unpack_details
 from ..wire.print_marks import MARKED, without_marks
 
 __all__ = ["Execution", "Output"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
@@ -17,9 +17,9 @@ from rankscope import __version__
 from ..errors import ClusterError
 from ..launch.processes import is_stopped
 from ..wire import ipyparallel_private as private
-from ..wire.channel import ControlChannel
 from ..wire.ipyparallel_private import call_of
 from ..wire.requests import GetHello, Hello
+from .registry import EngineRegistry
 
 __all__ = ["install_agents"]
 
@@ -32,26 +32,24 @@ AGAIN, AGAIN_CELLS = 1.0, 5.0
 
 
 def install_agents(
-    client: ipyparallel.Client,
-    channel: ControlChannel,
+    registry: EngineRegistry,
     engine_ids: Iterable[int],
-    timeout: float,
-    check: Callable[[], None],
+    deadline: float,
     *,
     attach: bool = False,
     known: Mapping[str, Hello] = MappingProxyType({}),
 ) -> dict[int, Hello]:
     """Install the agent on engines; return the description of each engine by its id.
 
-    All engines together get `timeout` seconds. ``check()`` raises if an engine ended,
-    which will not answer. With `attach` an engine may have the agent, which describes
-    it at once, also while a cell blocks the engine. `known` are descriptions by the
-    identity of the engine, for those that are stopped, and for those that do not answer
-    in time, as one that holds the GIL.
+    Until `deadline`, for at least 1 s. With `attach` an engine may have the agent,
+    which describes it at once, also while a cell blocks the engine. `known` are
+    descriptions by the identity of the engine, for those that are stopped, and for
+    those that do not answer in time, as one that holds the GIL.
 
-    Raises `ClusterError` for an engine that cannot import this version of Rankscope, or
-    that does not answer in time.
+    Raises `ClusterError` for an engine that cannot import this version of Rankscope,
+    has ended, or does not answer in time.
     """
+    client, channel = registry.client, registry.channel
     uuids = private.engine_uuids(client)
     uuids = {number: uuids[number] for number in engine_ids}
     install = call_of("agent", "install", __version__)
@@ -65,7 +63,8 @@ def install_agents(
         if attach
     }
     began = time.monotonic()
-    deadline, again = began + timeout, began + AGAIN_CELLS
+    timeout, again = max(1.0, deadline - began), began + AGAIN_CELLS
+    deadline = began + timeout
     hellos = {
         number: known[uuid]
         for number, uuid in uuids.items()
@@ -102,7 +101,7 @@ def install_agents(
                 "cell running there? Try again when it is done"
             )
         if waiting:
-            check()
+            registry.check_none_ended()
             concurrent.futures.wait(
                 waiting, min(left, PERIOD), concurrent.futures.FIRST_COMPLETED
             )
@@ -110,7 +109,7 @@ def install_agents(
         if not future.done():
             channel.drop(uuids[number], future)
     if not attach:
-        _reach(channel, uuids, deadline, check)
+        _reach(registry, uuids, deadline)
     return hellos
 
 
@@ -129,24 +128,19 @@ def _first_done(
     return None
 
 
-def _reach(
-    channel: ControlChannel,
-    uuids: Mapping[int, str],
-    deadline: float,
-    check: Callable[[], None],
-) -> None:
+def _reach(registry: EngineRegistry, uuids: Mapping[int, str], deadline: float) -> None:
     """Wait until a request has arrived at each of the engines.
 
     An engine connects its control channel beside that of the cells.
     """
-    missing = set(uuids)
+    channel, missing = registry.channel, set(uuids)
     while missing:
         asked = {number: channel.post(uuids[number], GetHello()) for number in missing}
         concurrent.futures.wait(asked.values(), AGAIN)
         missing = {number for number in missing if not asked[number].done()}
         for number in missing:
             channel.drop(uuids[number], asked[number])
-        check()
+        registry.check_none_ended()
         if missing and time.monotonic() >= deadline:
             raise ClusterError(
                 f"engines {sorted(missing)} do not answer on the control channel: the "

@@ -72,7 +72,7 @@ class Introspection:
         if uuid is None:
             return None
         client = self._registry.client
-        call = call_of("introspection", function, *arguments)
+        call = call_of("agent", function, *arguments)
         future: Any = private.evaluate(client, uuid, call)
         # Not before: a reply to a request that is forgotten is reported as an error.
         future.add_done_callback(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any
 
 from rankscope.backends import BackendConfig
@@ -58,7 +56,9 @@ def assign_all(
 
     Where the registry has options of torch, that group is torch's.
     """
-    _assign_fresh(registry, _install(registry, engine_ids, deadline), deadline, report)
+    _assign_fresh(
+        registry, install_agents(registry, engine_ids, deadline), deadline, report
+    )
 
 
 def _assign_fresh(
@@ -96,7 +96,7 @@ def find_or_assign(
     numbers = sorted(registry.client.ids)
     if not numbers:
         raise ClusterError("the cluster has no engines: start some, attach again")
-    hellos = _install(registry, numbers, deadline, attach=True, known=known)
+    hellos = install_agents(registry, numbers, deadline, attach=True, known=known)
     if any(hello["assignment"] for hello in hellos.values()):
         _find_assigned(registry, hellos)
     elif assign:
@@ -121,7 +121,7 @@ def reassign(
     """
     if registry.torch is not None:
         registry.torch = registry.torch.restarted()
-    hellos = _install(registry, engine_ids, deadline)
+    hellos = install_agents(registry, engine_ids, deadline)
     for rank, number in zip(ranks, _in_order(hellos), strict=True):
         registry.assign(rank, number, hellos[number])
     _assign_ranks(registry, ranks)
@@ -142,27 +142,6 @@ def _in_order(hellos: Mapping[int, Hello]) -> list[int]:
     numbers engines as they come, and may give the ids of ended engines again.
     """
     return sorted(hellos, key=lambda one: (hellos[one]["job_rank"] or 0, one))
-
-
-def _install(
-    registry: EngineRegistry,
-    engine_ids: Iterable[int],
-    deadline: float,
-    *,
-    attach: bool = False,
-    known: Mapping[str, Hello] = MappingProxyType({}),
-) -> dict[int, Hello]:
-    """Install the agent on engines until `deadline`, for at least 1 s."""
-    timeout = max(1.0, deadline - time.monotonic())
-    return install_agents(
-        registry.client,
-        registry.channel,
-        engine_ids,
-        timeout,
-        registry.check_none_ended,
-        attach=attach,
-        known=known,
-    )
 
 
 def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:

@@ -21,11 +21,11 @@ from ..errors import ClusterError
 from ..launch.cluster_file import this_client
 from ..launch.processes import is_stopped
 from ..observe.crash import CRASHES
-from ..observe.gpus import Gpus
 from ..observe.rank_registry import RankRegistry
 from ..observe.rank_slots import RankSlot, describe_exit
 from ..wire import ipyparallel_private as private
 from ..wire.channel import ControlChannel
+from ..wire.gpu_environment import Gpus
 from ..wire.requests import Client, GetSummary, Hello, Request, Subscribe, Unsubscribe
 from ..wire.torch_environment import TorchOptions
 

@@ -16,9 +16,9 @@ from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterError
 from ..status import NOTHING_REPORTED, RankStatus, Summary
+from ..wire.gpu_environment import Gpus
 from ..wire.requests import GpuAnswer, TorchAnswer
 from ..wire.torch_environment import TorchOptions, torchrun_variables
-from .gpus import Gpus
 
 __all__ = [
     "RankSlot",

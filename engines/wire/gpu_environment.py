@@ -1,12 +1,13 @@
-"""The variables by which the notebook names the GPUs of each rank to its engine."""
+"""The GPUs of the ranks, as a user chose them, and the variables that tell engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rankscope.backends.rank_sets import parse_runs
 
-__all__ = ["DEVICES", "SHARE_GPU", "parse_devices"]
+__all__ = ["DEVICES", "SHARE_GPU", "Gpus", "parse_devices"]
 
 #: The GPUs of a host that its ranks take, as in ``0,2-3``.
 DEVICES = "RANKSCOPE_DEVICES"
@@ -40,3 +41,35 @@ def parse_devices(devices: str | int | Iterable[int]) -> tuple[int, ...]:
                 "with --share-gpu (share_gpu=True)"
             )
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The `devices` that ranks of each host use (none: all), shared or not.
+
+    Sharing puts several ranks on one GPU, which NCCL refuses: their kernels wait for
+    each other, and their messages go over loopback sockets. Sharing is for learning on
+    a machine with one GPU; times measured there are no times of NCCL.
+    """
+
+    devices: tuple[int, ...] = ()
+    share: bool = False
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the variables for the engine of `rank`."""
+        env = {}
+        if self.devices:
+            env[DEVICES] = ",".join(map(str, self.devices))
+        if self.share:
+            env[SHARE_GPU] = "1"
+            # NCCL refuses two ranks of one host with one GPU, and identifies hosts
+            # by this variable.
+            env["NCCL_HOSTID"] = f"rankscope-rank-{rank}"
+            # The ranks are on one host all the same. Loopback always connects them,
+            # so the user's settings for networks are replaced; NVLink between hosts
+            # would count their one GPU as two.
+            env["NCCL_NET"] = "Socket"
+            env["NCCL_SOCKET_IFNAME"] = "lo"
+            env["NCCL_IB_DISABLE"] = "1"
+            env["NCCL_MNNVL_ENABLE"] = "0"
+        return env

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rankscope.engines import ClusterError, ClusterStatus
-from rankscope.engines.observe.gpus import Gpus
 from rankscope.engines.observe.rank_slots import (
     RankSlot,
     check_ranks,
@@ -27,6 +26,7 @@ from rankscope.engines.status import (
     encode,
     name_groups,
 )
+from rankscope.engines.wire.gpu_environment import Gpus
 
 OP = OpStatus("all_reduce", 4, source="cell 7 line 3")
 GROUP = GroupStatus(

@@ -13,7 +13,7 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.process_group import ProcessGroup
-from rankscope.engines.observe.gpus import Gpus
+from rankscope.engines.wire.gpu_environment import Gpus
 
 __all__ = ["SLACK", "aborted_meanwhile", "used", "world"]
 

@@ -23,7 +23,7 @@ from rankscope.backends.groups.world import world as groups
 from rankscope.backends.nccl import dtypes as nccl_types
 from rankscope.backends.nccl import nccl4py
 from rankscope.backends.nccl.stream import NCCLStream
-from rankscope.engines.observe.gpus import Gpus
+from rankscope.engines.wire.gpu_environment import Gpus
 from tests.gpu.ranks import used, world
 from tools import support_table
 

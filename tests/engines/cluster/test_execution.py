@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.backends import DistAbortedError
 from rankscope.engines import Execution, ExecutionError, RankError
-from rankscope.engines.wire.error_details import pack_details
+from rankscope.engines.errors import pack_details
 
 
 def message(kind: str, **content: Any) -> dict[str, Any]:

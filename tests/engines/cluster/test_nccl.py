@@ -26,9 +26,8 @@ from rankscope.engines.agent import availability, gpus
 from rankscope.engines.agent.availability import why_refused
 from rankscope.engines.agent.gpus import choose_device, may_share
 from rankscope.engines.launch import preconditions
-from rankscope.engines.observe.gpus import Gpus
 from rankscope.engines.observe.rank_slots import RankSlot, note_gpus
-from rankscope.engines.wire.gpu_environment import parse_devices
+from rankscope.engines.wire.gpu_environment import Gpus, parse_devices
 from rankscope.engines.wire.requests import GpuAnswer
 from tests.backends.nccl.ras_service import Server, rank, report, service
 

@@ -9,8 +9,8 @@ import pytest
 
 from rankscope.engines import Cluster, ClusterStartError
 from rankscope.engines.launch import preconditions
-from rankscope.engines.observe.gpus import Gpus
 from rankscope.engines.observe.rank_slots import RankSlot, environment
+from rankscope.engines.wire.gpu_environment import Gpus
 from rankscope.engines.wire.ipyparallel_private import call_of
 from rankscope.engines.wire.torch_environment import TorchOptions
 

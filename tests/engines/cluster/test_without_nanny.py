@@ -67,11 +67,11 @@ class TestWithoutNanny:
         """Its answer would be waited for until the end of `start_timeout`."""
         killed = []
 
-        def install_after_a_death(client: Any, *args: Any, **options: Any) -> Any:
-            pid = client[1].apply_sync(os.getpid)
+        def install_after_a_death(registry: Any, *args: Any, **options: Any) -> Any:
+            pid = registry.client[1].apply_sync(os.getpid)
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
-            return install_agents(client, *args, **options)
+            return install_agents(registry, *args, **options)
 
         monkeypatch.setattr(
             "rankscope.engines.cluster.recovery.install_agents", install_after_a_death
