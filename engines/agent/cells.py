@@ -31,7 +31,7 @@ from rankscope.backends.work.user_code import users_frame
 from ..errors import ClusterError, pack_details
 from ..wire import ipyparallel_private as private
 from ..wire import message_types, requests
-from .post_mortem import PostMortem
+from .post_mortem import PostMortem, linked, links_of
 from .printing import CellSource, PrintMarks
 from .process import end_child
 from .publisher import StatusPublisher
@@ -274,17 +274,10 @@ def _users_part(error: BaseException) -> tuple[BaseException, TracebackType | No
     shown = copy.copy(error)
     shown.__context__ = error.__context__
     shown.__suppress_context__ = error.__suppress_context__
-    links = []
-    link = error.__traceback__
-    while link is not None:
-        links.append(link)
-        link = link.tb_next
+    links = links_of(error.__traceback__)
     while links and users_frame(links[-1].tb_frame) is not links[-1].tb_frame:
         links.pop()
-    found = None
-    for link in reversed(links):
-        found = TracebackType(found, link.tb_frame, link.tb_lasti, link.tb_lineno)
-    return shown, found or error.__traceback__
+    return shown, linked(links) or error.__traceback__
 
 
 def _describe_exit(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import queue
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
 from IPython.core.debugger import Pdb
 from IPython.core.error import UsageError
 
-__all__ = ["PostMortem", "Prompts", "end_traceback"]
+__all__ = ["PostMortem", "Prompts", "end_traceback", "linked", "links_of"]
 
 #: Seconds between two checks for an interrupt while a person thinks.
 TICK = 0.2
@@ -151,17 +151,30 @@ def end_traceback(
 
     The frames before are IPython's, those at the end Rankscope's, which raised.
     """
-    frames: list[tuple[FrameType, int, int]] = []
+    links = links_of(traceback)
+    files = [link.tb_frame.f_code.co_filename for link in links]
+    # Of a traceback without a cell the last frame.
+    first = next((place for place, file in enumerate(files) if is_cell(file)), -1)
+    del links[:first]
+    while len(links) > 1 and _is_ours(links[-1].tb_frame):
+        links.pop()
+    return linked(links)
+
+
+def links_of(traceback: TracebackType | None) -> list[TracebackType]:
+    """Return the links of a traceback, the outermost first."""
+    found = []
     while traceback is not None:
-        frame = traceback.tb_frame
-        if frames or traceback.tb_next is None or is_cell(frame.f_code.co_filename):
-            frames.append((frame, traceback.tb_lasti, traceback.tb_lineno))
+        found.append(traceback)
         traceback = traceback.tb_next
-    while len(frames) > 1 and _is_ours(frames[-1][0]):
-        frames.pop()
-    found: TracebackType | None = None
-    for frame, lasti, line in reversed(frames):
-        found = TracebackType(found, frame, lasti, line)
+    return found
+
+
+def linked(links: Sequence[TracebackType]) -> TracebackType | None:
+    """Return a traceback of some `links` of another one, which stays as it is."""
+    found = None
+    for link in reversed(links):
+        found = TracebackType(found, link.tb_frame, link.tb_lasti, link.tb_lineno)
     return found
 
 

@@ -14,7 +14,7 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
 from ..launch import preconditions
-from ..launch.cluster_file import Announcement, is_elsewhere
+from ..launch.cluster_file import Announcement, ClusterFile, is_elsewhere
 from ..launch.launched import Launched
 from ..launch.slurm import SlurmJob
 from ..observe.observed_ranks import FRESH
@@ -61,10 +61,15 @@ class LaunchedRanks(Ranks):
     def _announce(self) -> None:
         """Have the command line find this cluster, with its present ranks."""
         launched = self._launched
-        controller_pid = None if launched is None else launched.controller_pid
-        torch = self._registry.torch
-        job = "" if self.slurm_job is None else self.slurm_job.id
-        self._announcement.update(controller_pid, self._registry.slots, torch, job)
+        file = ClusterFile.of(
+            self.cluster_id,
+            self.profile,
+            None if launched is None else launched.controller_pid,
+            self._registry.slots,
+            self._registry.torch,
+            "" if self.slurm_job is None else self.slurm_job.id,
+        )
+        self._announcement.update(file)
 
     @property
     def ended(self) -> str | None:

@@ -140,12 +140,15 @@ class ClusterFile(RuntimeFile):
     @property
     def runs(self) -> bool:
         """Whether the cluster may still run; of another host it is not known."""
-        if not self.connection_file.exists():
-            return False
+        return self.connection_file.exists() and not self._lacks_controller
+
+    @property
+    def _lacks_controller(self) -> bool:
+        """Whether the controller, of this host, is known to be gone."""
         if self.controller is None or self.node != socket.gethostname():
-            return True
+            return False
         pid, started = self.controller
-        return process_start_time(pid) == started
+        return process_start_time(pid) != started
 
     @property
     def _closeness(self) -> int:
@@ -157,11 +160,7 @@ class ClusterFile(RuntimeFile):
     @property
     def _was_killed(self) -> bool:
         """Whether controller and notebook, both of this host, are known to be gone."""
-        if self.controller is None or self.node != socket.gethostname():
-            return False
-        pid, started = self.controller
-        owner = process_start_time(self.pid)
-        return process_start_time(pid) != started and owner is None
+        return self._lacks_controller and process_start_time(self.pid) is None
 
     @property
     def _awaited(self) -> bool:
@@ -181,17 +180,8 @@ class Announcement:
     def _read(self) -> ClusterFile | None:
         return ClusterFile.read(self._cluster_id, self._profile)
 
-    def update(
-        self,
-        controller_pid: int | None,
-        slots: Sequence[RankSlot],
-        torch: TorchOptions | None,
-        job: str = "",
-    ) -> None:
+    def update(self, file: ClusterFile) -> None:
         """Write the file, with the present ranks."""
-        file = ClusterFile.of(
-            self._cluster_id, self._profile, controller_pid, slots, torch, job
-        )
         try:
             file.write()
             self._written = True
@@ -214,7 +204,8 @@ class Announcement:
         file = self._read()
         if file is None:
             return
-        if not reason and _is_another(file.pid):
+        lives = process_start_time(file.pid) is not None
+        if not reason and lives and file.pid != os.getpid():
             reason = end_reason(f"shut down by {this_client()}")
         if not reason:
             file.remove()
@@ -267,22 +258,20 @@ def job_of(cluster_id: str, profile: str) -> str:
 
     On whichever host it was noted.
     """
-    noted = (
-        one.job
-        for one in ClusterFile.load_all()
-        if (one.cluster_id, one.profile) == (cluster_id, profile)
-    )
+    noted = (one.job for one in _on_all_hosts(cluster_id, profile))
     return next(filter(None, noted), "")
 
 
 def is_elsewhere(cluster_id: str, profile: str) -> bool:
     """Return whether the controller of a cluster is known to be on another host."""
-    nodes = {
-        one.node
-        for one in ClusterFile.load_all()
-        if (one.cluster_id, one.profile) == (cluster_id, profile) and one.controller
-    }
+    found = _on_all_hosts(cluster_id, profile)
+    nodes = {one.node for one in found if one.controller}
     return bool(nodes) and socket.gethostname() not in nodes
+
+
+def _on_all_hosts(cluster_id: str, profile: str) -> list[ClusterFile]:
+    wanted = cluster_id, profile
+    return [x for x in ClusterFile.load_all() if (x.cluster_id, x.profile) == wanted]
 
 
 def end_reason(how: str) -> str:
@@ -291,11 +280,6 @@ def end_reason(how: str) -> str:
         f"the cluster was {how} at {time.strftime('%H:%M:%S')}: its ranks and their "
         "variables are gone; %dist_init starts others"
     )
-
-
-def _is_another(pid: int) -> bool:
-    """Whether `pid` is a process that lives, and not this one."""
-    return pid != os.getpid() and process_start_time(pid) is not None
 
 
 def this_client() -> str:

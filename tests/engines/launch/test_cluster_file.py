@@ -117,7 +117,7 @@ def test_the_other_notebook_is_told_that_the_cluster_was_shut_down(
     running: ClusterFile,
 ) -> None:
     owner = Announcement(running.cluster_id, running.profile)
-    owner.update(os.getpid(), SLOTS, None)
+    owner.update(running)
     # The other one has announced itself since.
     file = ClusterFile.read(running.cluster_id, running.profile)
     assert file is not None
@@ -136,7 +136,7 @@ def test_the_notebook_reads_why_its_cluster_was_stopped(running: ClusterFile) ->
     # What an earlier cluster left there is none of this one's.
     terminal.end("stopped before")
     assert notebook.find_end() is None
-    notebook.update(os.getpid(), SLOTS, None)
+    notebook.update(running)
     assert notebook.find_end() is None
     terminal.end("stopped from a terminal")
     assert cluster_files() == []
