@@ -154,7 +154,6 @@ _decoder = msgspec.json.Decoder(Summary)
 
 
 def encode(summary: Summary) -> str:
-    """Return a summary for the wire."""
     return _encoder.encode(summary).decode()
 
 

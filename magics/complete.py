@@ -140,7 +140,6 @@ def candidates(line: str, number: int, kinds: Kinds) -> tuple[str, list[str]] | 
 
 
 def _flags(command: Command, before: list[str]) -> list[str]:
-    """Return the flags of the options that `line` does not have yet."""
     return [
         flag
         for option in command.all_options

@@ -62,7 +62,6 @@ class RankscopeMagics(CellMagics):
     # -- the cluster ----------------------------------------------------------
 
     def dist_init(self, command: Command, values: Values) -> None:
-        """Start ranks, or attach to running ones."""
         replace = values.pop("replace")
         check_init(values)
         if values.pop("dry_run"):
@@ -106,7 +105,6 @@ class RankscopeMagics(CellMagics):
         self._show_board()
 
     def dist_attach(self, command: Command, values: Values) -> None:
-        """Attach to the job of a script, or to the ranks of another notebook."""
         if session.cluster is not None:
             if session.request == values:
                 print(f"already attached: {_size(session.cluster)}")
@@ -151,7 +149,6 @@ class RankscopeMagics(CellMagics):
         self._show_board()
 
     def dist_shutdown(self, command: Command, values: Values) -> None:
-        """End the ranks and their controller."""
         cluster = session.cluster
         if cluster is None:
             print(session.ended or "no cluster: there is nothing to shut down")
@@ -187,7 +184,6 @@ class RankscopeMagics(CellMagics):
             progress.done(f"{size} ended")
 
     def dist_restart(self, command: Command, values: Values) -> None:
-        """Replace the engines of ranks."""
         cluster = require_cluster(command)
         if values["ranks"]:
             ranks = chosen_ranks(command, "", ",".join(values["ranks"]), cluster)
@@ -210,7 +206,6 @@ class RankscopeMagics(CellMagics):
             print(cluster.advice)
 
     def dist_status(self, command: Command, values: Values) -> None:
-        """Show what every rank is doing."""
         with reported(command):
             # The last published status may be older than the last cell.
             cluster = require(command)
@@ -236,7 +231,6 @@ class RankscopeMagics(CellMagics):
             print(board_text(model, shutil.get_terminal_size().columns))
 
     def dist_diagnose(self, command: Command, values: Values) -> None:
-        """Print why an op hangs."""
         with reported(command):
             cluster = require(command)
             verdicts = cluster.diagnose()
@@ -247,7 +241,6 @@ class RankscopeMagics(CellMagics):
             print(wrapped(nothing))
 
     def dist_open(self, command: Command, values: Values) -> ReportFrame:
-        """Show why a job hung, from its files."""
         paths: list[str] = values["paths"]
         missing = [path for path in paths if not os.path.lexists(path)]
         if missing:
@@ -280,7 +273,6 @@ class RankscopeMagics(CellMagics):
             return ProfileReport(profile, every)
 
     def dist_debug(self, command: Command, values: Values) -> None:
-        """Open the failed frame of a rank."""
         cluster = require_cluster(command)
         if values["rank"] is None:
             ranks = cluster.status(fresh=True, timeout=ANSWER).failed
@@ -307,7 +299,6 @@ class RankscopeMagics(CellMagics):
             DebugSession(cluster, rank, renderer, serve=serve).run()
 
     def dist_trace(self, command: Command, values: Values) -> None:
-        """Write the flight recorders of all ranks to a file."""
         try:
             path = trace_path(values["path"])
         except ValueError as error:
@@ -330,7 +321,6 @@ class RankscopeMagics(CellMagics):
             print("no rank answered: nothing is written")
 
     def dist_bench(self, command: Command, values: Values) -> BenchReport | None:
-        """Measure a collective on the ranks."""
         cluster = require_cluster(command)
         known_group(command, values["group"], cluster)
         with reported(command, OSError, ValueError):
@@ -339,7 +329,6 @@ class RankscopeMagics(CellMagics):
     # -- groups ---------------------------------------------------------------
 
     def dist_abort(self, command: Command, values: Values) -> None:
-        """Fail all ops in flight on a group, at once."""
         cluster = require(command)
         group = known_group(command, values["group"], cluster)
         if _lacks_groups(cluster):
@@ -355,7 +344,6 @@ class RankscopeMagics(CellMagics):
         print(f"{name_groups(names)} aborted; {after}")
 
     def dist_rebuild(self, command: Command, values: Values) -> None:
-        """Make an aborted group usable again."""
         cluster = require_cluster(command)
         group = known_group(command, values["group"], cluster)
         if _lacks_groups(cluster):
@@ -368,7 +356,6 @@ class RankscopeMagics(CellMagics):
     # -- variables ------------------------------------------------------------
 
     def dist_push(self, command: Command, values: Values) -> None:
-        """Copy variables of the notebook to the ranks."""
         cluster = require_cluster(command)
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         namespace = self.shell.user_ns
@@ -397,7 +384,6 @@ class RankscopeMagics(CellMagics):
         print(f"{what} → {name_ranks(ranks)}")
 
     def dist_pull(self, command: Command, values: Values) -> None:
-        """Copy variables of the ranks here."""
         cluster = require_cluster(command)
         ranks = chosen_ranks(command, "-r ", values["ranks"], cluster)
         for name in values["names"]:
@@ -457,7 +443,6 @@ def _attach(values: Values, progress: Callable[[str], None]) -> Cluster | Job:
 
 
 def _dry_run(slurm: str | bool) -> str:
-    """Return what would be submitted to Slurm."""
     if slurm is True:
         job = os.environ.get("SLURM_JOB_ID")
         return f"nothing is submitted: {f'job {job}' if job else 'there is no job'}"

@@ -56,7 +56,6 @@ class Session:
     def use(
         self, cluster: Cluster | Job, request: dict[str, Any] | None = None
     ) -> None:
-        """Make `cluster` the present one."""
         self.ended = None
         if cluster is not self._cluster:
             self.drop()

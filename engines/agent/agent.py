@@ -102,7 +102,6 @@ def install(version: str) -> str:
 
 
 def installed() -> Agent:
-    """Return the agent of this engine."""
     assert _agent is not None
     return _agent
 
@@ -227,7 +226,6 @@ class Agent:
         }
 
     def _address(self) -> str:
-        """Return this host's address in the network towards the controller."""
         controller = urlsplit(private.controller_address(self.kernel)).hostname
         assert controller is not None
         return address_towards(controller)

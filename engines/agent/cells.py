@@ -88,7 +88,6 @@ class Cells:
 
     @property
     def running(self) -> bool:
-        """Whether a cell runs."""
         return self.began is not None
 
     def _current(self) -> tuple[int | None, float] | None:

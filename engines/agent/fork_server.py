@@ -407,7 +407,6 @@ class _Server:
 
 
 def _listen_towards(address: str) -> socket.socket:
-    """Listen at this host's address on the route to another one."""
     return socket.create_server((address_towards(address), 0), backlog=1024)
 
 

@@ -52,7 +52,6 @@ def choose_device(env: Mapping[str, str], count: int) -> int | None:
 
 
 def may_share(env: Mapping[str, str]) -> bool:
-    """Return whether the rank that `env` describes may share its GPU."""
     return env.get(SHARE_GPU, "").strip().lower() not in _NO
 
 
@@ -113,7 +112,6 @@ class Gpu:
 
     @classmethod
     def of_cupy(cls, cupy: Any, index: int) -> Gpu:
-        """Return the GPU `index` as cupy has it."""
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
         use = cupy.cuda.Device(index).use
 
@@ -128,7 +126,6 @@ class Gpu:
 
     @classmethod
     def of_torch(cls, torch: Any, index: int) -> Gpu:
-        """Return the GPU `index` as torch has it."""
         properties = torch.cuda.get_device_properties(index)
         # torch 2.5 and later report the UUID without cuda-bindings.
         uuid = str(getattr(properties, "uuid", ""))

@@ -52,8 +52,6 @@ def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
 
 
 class _Exit:
-    """``exit`` and ``quit`` of a rank."""
-
     def __call__(self, *arguments: object) -> NoReturn:
         raise SystemExit(repr(self))
 

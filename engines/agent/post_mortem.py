@@ -70,7 +70,6 @@ class _Lines:
         self._prompts, self._prompt = prompts, prompt
 
     def readline(self) -> str:
-        """Return the next line; the end of the file where there is none."""
         try:
             return self._prompts.ask(self._prompt) + "\n"
         except (KeyboardInterrupt, EOFError):

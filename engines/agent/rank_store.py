@@ -29,12 +29,10 @@ class RankStore:
 
     @property
     def is_host(self) -> bool:
-        """Whether the store is in this process."""
         return self.store is not None and self.store.is_master
 
     @requests.HostStore.handler
     def host(self, wanted: requests.HostStore) -> requests.StoreAddress:
-        """Open the store of all ranks here; return how to reach it."""
         self._key = secrets.token_bytes(32)
         self._replace(
             TCPStore(wanted.host, 0, is_master=True, timeout=TIMEOUT, key=self._key)
@@ -59,7 +57,6 @@ class RankStore:
 
     @requests.JoinStore.handler
     def join(self, wanted: requests.JoinStore) -> None:
-        """Connect to the store that another rank hosts."""
         key = bytes.fromhex(wanted.key)
         self._replace(TCPStore(wanted.host, wanted.port, timeout=TIMEOUT, key=key))
 

@@ -88,7 +88,6 @@ class Reservations:
         self._owner = self._wanted_since = None
 
     def _other(self, session: str, now: float) -> requests.Holder | None:
-        """Return the other client that has this rank, if one has."""
         running = self._running()
         if running is None:
             # Its client has ended, or lost its connection, before the cell was sent.
@@ -126,6 +125,5 @@ class Reservations:
             return ""
 
     def end(self, key: str) -> None:
-        """End the reservation for a cell."""
         with self._lock:
             self._held.pop(key, None)

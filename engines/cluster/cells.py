@@ -213,7 +213,6 @@ class CellRunner:
         self._yield()
 
     def running(self) -> list[Execution]:
-        """Return the cells that are not done."""
         with self._lock:
             return list(self._running)
 
@@ -274,7 +273,6 @@ class CellRunner:
     # -- deaths ------------------------------------------------------------
 
     def engine_died(self, slot: RankSlot) -> None:
-        """End the cells on an engine that is gone."""
         for execution in self.running():
             if slot.rank in execution.ranks:
                 execution.finish(slot.rank, _engine_died(slot))
@@ -288,7 +286,6 @@ class CellRunner:
 
 
 def _turn_refused(held: Mapping[int, requests.Holder]) -> str:
-    """Return that other clients' cells run on the ranks `held`."""
     first = next(iter(held.values()))
     cell = "a cell" if first["cell"] is None else f"cell {first['cell']}"
     return (

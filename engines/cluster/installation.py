@@ -149,7 +149,6 @@ def _reach(registry: EngineRegistry, uuids: Mapping[int, str], deadline: float) 
 
 
 def _hello(engine_id: int, reply: Any) -> Hello:
-    """Return the description in the reply of an engine to the installation."""
     if isinstance(reply, Exception):
         raise ClusterError(f"engine {engine_id}: {reply}")
     try:

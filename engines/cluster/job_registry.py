@@ -106,7 +106,6 @@ class JobRegistry(RankRegistry):
     # -- status --------------------------------------------------------------------
 
     def start_status(self, timeout: float) -> None:
-        """Have the ranks publish their status, and take what they answer with."""
         self._record_all(self.ask(self._wanted, timeout=timeout))
 
     def _is_of(self, slot: RankSlot, summary: Summary) -> bool:

@@ -141,7 +141,6 @@ class EngineRegistry(RankRegistry):
     # -- engines -----------------------------------------------------------
 
     def assign(self, rank: int, engine_id: int, hello: Hello) -> RankSlot:
-        """Assign `rank` to an engine and return the new slot."""
         uuid = private.engine_uuids(self.client).get(engine_id)
         if uuid is None:
             raise ClusterError(f"engine {engine_id} died before it had its rank")
@@ -307,7 +306,6 @@ class EngineRegistry(RankRegistry):
             self._call_subscribers(slot)
 
     def await_deaths(self, slots: Iterable[RankSlot], patience: float) -> None:
-        """Wait until the deaths of `slots` are noted, at most `patience` seconds."""
         ending = list(slots)
         with self._deaths:
             self._deaths.wait_for(
@@ -343,13 +341,11 @@ class EngineRegistry(RankRegistry):
     # -- status ------------------------------------------------------------
 
     def start_status(self, ranks: Iterable[int] | None = None) -> None:
-        """Have the agents of `ranks` publish their status to this client."""
         interval = max(self.status_interval, interval_of(len(self.slots)))
         wanted = Subscribe(self._header, interval)
         self._record_all(self.ask(wanted, ranks))
 
     def follow(self, interval: float) -> None:
-        """Have the ranks send their status at most every `interval` seconds."""
         self.status_interval = interval
         self.start_status()
 

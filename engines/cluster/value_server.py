@@ -89,7 +89,6 @@ class ValueServer:
             return None
 
     def check(self) -> None:
-        """Raise `MemoryError` if there was no memory for a value."""
         if self._lack is not None:
             raise self._lack
 

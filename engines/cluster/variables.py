@@ -43,7 +43,6 @@ def push(
     timeout: float | None,
     progress: Progress | None = None,
 ) -> None:
-    """Set `variables` on `ranks`; wait at most `timeout` seconds for the answers."""
     what = f"push of {', '.join(variables)}"
     frames = {name: pack(value) for name, value in variables.items()}
     every = [frame for some in frames.values() for frame in some]

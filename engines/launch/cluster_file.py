@@ -77,7 +77,6 @@ class ClusterFile(RuntimeFile):
         torch: TorchOptions | None,
         job: str = "",
     ) -> ClusterFile:
-        """Describe the cluster with `slots` that this process uses."""
         started = None
         if controller_pid is not None:
             started = process_start_time(controller_pid)
@@ -114,7 +113,6 @@ class ClusterFile(RuntimeFile):
 
     @classmethod
     def read(cls, cluster_id: str, profile: str) -> ClusterFile | None:
-        """Return the file of a cluster, if this host has one."""
         return cls.load(cls.path_of(cluster_id, profile))
 
     @property
@@ -189,7 +187,6 @@ class Announcement:
             _log.warning("the command line does not find this cluster: %s", error)
 
     def find_end(self) -> str | None:
-        """Return why another process stopped the cluster; ``None`` if none did."""
         # What lies there before is of an earlier cluster with the same id.
         if self.ended is None and self._written:
             file = self._read()

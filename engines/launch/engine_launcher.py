@@ -29,7 +29,6 @@ class ForkedEngineLauncher(LocalEngineLauncher):  # type: ignore[misc]
     _asking: asyncio.Task[None] | None = None
 
     def place(self, hosts: Hosts, name: str) -> None:
-        """Note on which of the hosts the engine is to run."""
         self._hosts, self._server = hosts, hosts.servers[name]
         #: What that calls itself.
         self.host = hosts.descriptions[name]["name"]
@@ -163,7 +162,6 @@ class ForkedEngineSetLauncher(LocalEngineSetLauncher):  # type: ignore[misc]
         self.notify_start([one.pid for each in engines.values() for one in each])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a cluster file has: no pids, which may be of other hosts."""
         hosts: Hosts | None = self.hosts
         known = hosts is not None and (hosts.kept or hosts.is_local)
         record = hosts.record() if hosts is not None and known else None

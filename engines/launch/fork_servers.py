@@ -20,13 +20,11 @@ _ANSWERS = frozenset(("host", "at", "refused", "pids", "failed"))
 class Forked(Protocol):
     """The launcher of an engine that a fork server has."""
 
-    def forked(self, pid: int) -> None:
-        """Take over the engine that was forked."""
+    def forked(self, pid: int) -> None: ...
 
     def ended(
         self, exit_code: int | None, output: str = "", why: str | None = None
-    ) -> None:
-        """Report the end of the engine, and `why` where there is no exit code."""
+    ) -> None: ...
 
 
 class ForkServer(LeashedProcess):

@@ -88,7 +88,6 @@ class Hosts:
 
     @property
     def names(self) -> list[str]:
-        """The name of the host of each rank."""
         return [name for name, n in self.ranks.items() for _ in range(n)]
 
     async def reserve(self) -> None:
@@ -165,7 +164,6 @@ class Hosts:
         return self.why_refused(name, server)
 
     def check(self) -> None:
-        """Raise `ClusterStartError` where the hosts cannot work together."""
         # In the order of the ranks, not in that of the answers.
         in_order = {name: self.descriptions[name] for name in self.ranks}
         errors, self.differences = compare(in_order)

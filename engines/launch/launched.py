@@ -110,7 +110,6 @@ class Launched(LaunchedProcesses):
     # -- starting ----------------------------------------------------------
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine of the cluster on its loop and wait for it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout)
@@ -273,7 +272,6 @@ class Launched(LaunchedProcesses):
     # -- stopping ----------------------------------------------------------
 
     def stop(self) -> None:
-        """End controller, engines and their descendants."""
         try:
             if self.hosts is not None:
                 self.run(_call(self.hosts.close))

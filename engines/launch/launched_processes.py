@@ -115,7 +115,6 @@ class LaunchedProcesses:
         return [] if self.hosts is None else self.hosts.processes()
 
     def _launchers(self) -> list[Any]:
-        """Every launcher: the controller's, engine sets' and engines'."""
         cluster = getattr(self, "cluster", None)
         if cluster is None:
             return []
@@ -124,7 +123,6 @@ class LaunchedProcesses:
 
     @property
     def controller_pid(self) -> int | None:
-        """The pid of the controller, if it runs on this machine."""
         process = private.process_of(self.cluster.controller)
         return None if process is None else process.pid
 
@@ -178,7 +176,6 @@ class LaunchedProcesses:
 
     @property
     def uses_mpi(self) -> bool:
-        """Whether mpiexec starts the engines."""
         return self.cluster.engine_launcher_class is MPIEngineSetLauncher
 
     @property
@@ -210,7 +207,6 @@ class LaunchedProcesses:
                 self._adopted.append(psutil.Process(pid))
 
     def files(self) -> list[str]:
-        """Return the files and folders to remove with the cluster."""
         return files_of(self.cluster.profile_dir, self.cluster.cluster_id)
 
 

@@ -132,7 +132,6 @@ class LeashedProcess:
         return await future
 
     async def ask(self, message: dict[str, Any], about: Any = None) -> dict[str, Any]:
-        """Send a message and return its answer."""
         self.send(message)
         return await self.reply(about)
 
@@ -142,7 +141,6 @@ class LeashedProcess:
         return bool(self._replies)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message, from any thread."""
         with self._writing:
             try:
                 self._stdin.write(json.dumps(message).encode() + b"\n")
@@ -175,7 +173,6 @@ class LeashedProcess:
 
     @property
     def output(self) -> str:
-        """What was on its stderr so far."""
         if self._log.closed:
             return self.last_output
         size = os.fstat(self._log.fileno()).st_size

@@ -31,14 +31,12 @@ class LocalHost(Hosts):
         self._earlier: list[ForkServer] = []
 
     def place(self, n: int) -> None:
-        """Have `n` ranks."""
         self.ranks = {self.name: n}
 
     def leash(self, name: str) -> str:
         return "the process that forks the ranks"
 
     def silent_hosts(self, names: Sequence[str]) -> str:
-        """Return what to do about a fork server that has not answered in time."""
         pid = self.servers[self.name].process.pid
         return f"{self.leash(self.name)} (pid {pid}) is stopped, or gets no CPU"
 
@@ -72,6 +70,5 @@ class LocalHost(Hosts):
         return [*self._earlier, *super()._all_servers()]
 
     def record(self) -> dict[str, Any]:
-        """Return what another process needs to start ranks here, too."""
         # Nothing that changes with a start, and would be written anew.
         return {"local": sum(self.ranks.values()), "by_command": self.by_command}

@@ -59,7 +59,6 @@ def _check_gpu(backend: str | None) -> None:
 
 
 def number_of_ranks(n: object) -> int:
-    """Return `n`; raise `ClusterError` where it is no number of ranks."""
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise ClusterError(f"n={n!r}: the number of ranks, a whole number from 1")
     return n
@@ -89,7 +88,6 @@ def torch_options(torch: bool | str, backend: str | None) -> TorchOptions | None
 
 
 def check_torch() -> None:
-    """Raise `ClusterStartError` where the ranks would find no torch."""
     if find_spec("torch") is None:
         raise ClusterStartError(
             f"torch is not installed in {sys.executable}, which the ranks run on: "

@@ -24,7 +24,6 @@ __all__ = [
 
 
 def send_signal(process: psutil.Process, signum: int) -> None:
-    """Send a signal to a process that may have ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signum)
 
@@ -53,7 +52,6 @@ def is_stopped(pid: int, host: str | None = None) -> bool:
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
-    """Wait at most `timeout` s until all `processes` ended; return whether they did."""
     deadline = time.monotonic() + timeout
     living = list(processes)
     # Not psutil.wait_procs: it waits for each in turn, and without end for a

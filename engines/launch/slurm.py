@@ -74,7 +74,6 @@ class JobInfo:
 
     @classmethod
     def parse(cls, text: str) -> JobInfo:
-        """Return what stands in a line of ``scontrol show job -o``."""
         found: dict[str, str] = {}
         for key, value in re.findall(r"(\S+?)=(\S*)", text):
             found.setdefault(key, value)
@@ -276,7 +275,6 @@ class SlurmJob:
     # -- while it runs -------------------------------------------------------
 
     async def ask(self) -> JobInfo:
-        """Ask Slurm for its state."""
         self._asked = time.monotonic()
         await asyncio.to_thread(self._ask)
         return self.info
@@ -298,7 +296,6 @@ class SlurmJob:
             self._ask()
 
     def stop_watching(self) -> None:
-        """Ask for its end no more."""
         self._watched.set()
 
     async def why_ended(self, outputs: Callable[[], Iterable[str]]) -> str:

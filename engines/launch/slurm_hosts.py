@@ -61,7 +61,6 @@ class SlurmHosts(Hosts):
         self._n = n
 
     async def reserve(self) -> None:
-        """Wait for the nodes of the job."""
         self.ranks = dict.fromkeys(await self._slurm.allocate(), 0)
 
     async def connect_again(self, names: Iterable[str]) -> None:

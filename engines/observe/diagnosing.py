@@ -76,27 +76,21 @@ _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<path>.*)")
 
 
 class Diagnosable(Protocol):
-    """The calls of a cluster that a diagnosis makes."""
+    """The calls of `ObservedRanks` that a diagnosis makes."""
 
-    def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus:
-        """Return the last known status, or a fresh one."""
+    def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus: ...
 
-    def glance(self) -> ClusterStatus:
-        """Return the last known status without a request."""
+    def glance(self) -> ClusterStatus: ...
 
     def flight_records(
         self, ranks: Iterable[int], *, last: int | None = ...
-    ) -> FlightRecords:
-        """Return the flight recorders of some ranks."""
+    ) -> FlightRecords: ...
 
-    def stacks(self, ranks: Iterable[int]) -> RankStacks:
-        """Return where some ranks are now."""
+    def stacks(self, ranks: Iterable[int]) -> RankStacks: ...
 
-    def nccl_report(self, rank: int) -> NcclReport | None:
-        """Return NCCL's own report about the job, or that it is pending."""
+    def nccl_report(self, rank: int) -> NcclReport | None: ...
 
-    def tell_ranks(self, verdicts: Sequence[Verdict]) -> None:
-        """Have the errors of ops that time out say what `verdicts` found."""
+    def tell_ranks(self, verdicts: Sequence[Verdict]) -> None: ...
 
 
 def diagnose_once(
@@ -167,7 +161,6 @@ def diagnose_once(
 def diagnose_confirmed(
     cluster: Diagnosable, stall: float = REQUESTED_STALL
 ) -> list[Verdict]:
-    """Diagnose twice; return the verdicts that both diagnoses have."""
     second, first = ConfirmTwice(), diagnose_once(cluster, stall)
     if not first:
         return []

@@ -75,7 +75,6 @@ def fetch(
     last: int | None,
     timeout: float = TIMEOUT,
 ) -> FlightRecords:
-    """Fetch the flight recorders of `ranks`; see `ObservedRanks.flight_records`."""
     chosen = list(ranks)
     answers = registry.ask(GetFlightRecord(last), chosen, timeout)
     return FlightRecords(

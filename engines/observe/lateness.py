@@ -33,18 +33,15 @@ LOOKS, SEEN, MOST = 5, 0.5, 0.6
 
 
 class Recorded(Protocol):
-    """The calls of a cluster that are needed here."""
+    """The calls of `ObservedRanks` that are needed here."""
 
-    def glance(self) -> ClusterStatus:
-        """Return the last known status without a request."""
+    def glance(self) -> ClusterStatus: ...
 
     def flight_records(
         self, ranks: Iterable[int], *, last: int | None = ..., timeout: float = ...
-    ) -> FlightRecords:
-        """Return the flight recorders of some ranks."""
+    ) -> FlightRecords: ...
 
-    def start_sampling(self, ranks: Iterable[int], *, seconds: float) -> Sampling:
-        """Begin to sample where `ranks` are."""
+    def start_sampling(self, ranks: Iterable[int], *, seconds: float) -> Sampling: ...
 
 
 def take(

@@ -71,7 +71,6 @@ class Events:
         self._summed = Counter[tuple[int, GroupKey]]()
 
     def note_status(self, rank: int, summary: Summary) -> None:
-        """Take in what a rank reports."""
         for group in summary.groups:
             key, generation = group.key, group.generation
             newest = self._newest.setdefault(key, generation)

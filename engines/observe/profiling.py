@@ -124,7 +124,6 @@ class Profile:
 
 
 def is_cell(frame: Frame) -> bool:
-    """Return whether the code of the call is that of a cell."""
     return _CELL.match(frame.place) is not None
 
 
@@ -174,7 +173,6 @@ def without_internals(frames: Iterable[Frame]) -> tuple[Frame, ...]:
 
 
 def stacks_of(registry: RankRegistry, ranks: Sequence[int], every: bool) -> RankStacks:
-    """Return the stacks of `ranks` at this moment; of all threads with `every`."""
     answers = registry.ask(requests.GetStacks(every), ranks)
     found = {
         rank: msgspec.convert(answer["stacks"], list[Stack])

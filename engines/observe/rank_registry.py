@@ -59,7 +59,6 @@ class RankRegistry:
     def post(
         self, request: Request[Any], ranks: Iterable[int] | None = None
     ) -> dict[int, Future[Any]]:
-        """Send a request to the living of `ranks` without waiting."""
         return {slot.rank: self._post(slot, request) for slot in self._living(ranks)}
 
     def _living(self, ranks: Iterable[int] | None) -> list[RankSlot]:

@@ -109,7 +109,6 @@ class RankSlot:
 
     @property
     def is_here(self) -> bool:
-        """Whether the engine is on this host."""
         return self.host == socket.gethostname()
 
     def exit_cause(self, exit_code: int | None) -> str:

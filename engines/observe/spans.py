@@ -61,7 +61,6 @@ class Spans:
         self._cancel = cluster.subscribe(self.note_status)
 
     def note_status(self, rank: int, summary: Summary) -> None:
-        """Take in what a rank reports."""
         for one in summary.groups:
             # Each rank reports many times a second.
             ended = _not_completed(one)
@@ -71,7 +70,6 @@ class Spans:
                 self._todo.put(partial(self._abort, rank, one, ended, time.time_ns()))
 
     def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
-        """Take in the verdicts that hold now."""
         status = self._cluster.glance()
         self._todo.put(partial(self._stall, [*verdicts], status, time.time_ns()))
 
@@ -159,7 +157,6 @@ class Spans:
 
 
 def spans_if_installed(cluster: ObservedRanks) -> Spans | None:
-    """Return `Spans` where OpenTelemetry's API is installed."""
     try:
         from opentelemetry import trace
     except ImportError:

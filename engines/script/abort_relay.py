@@ -44,7 +44,6 @@ class AbortRelay:
                 self._tell(group)
 
     def close(self) -> None:
-        """Send and receive no more."""
         with contextlib.suppress(ValueError):
             aborting.before_abort.remove(self._tell)
 

@@ -55,7 +55,6 @@ class Script:
     metrics: int | None = None
 
     def command(self) -> list[str]:
-        """Return the command line of a rank."""
         module = ["-m"] if self.is_module else []
         metrics = [] if self.metrics is None else ["--metrics", str(self.metrics)]
         run = [sys.executable, "-m", "rankscope.torch", *metrics, *module]

@@ -85,7 +85,6 @@ def _is_unspecified(host: str) -> bool:
 
 
 def add_metrics(parser: argparse.ArgumentParser) -> None:
-    """Add ``--metrics``."""
     parser.add_argument(
         "--metrics",
         type=int,

@@ -112,7 +112,6 @@ class ValueLog:
                 return
 
     def close(self) -> None:
-        """Call it no more; a call that runs may end, within `_END_WAIT` seconds."""
         atexit.unregister(self.close)
         self._stopped.set()
         if self._thread is not threading.current_thread():

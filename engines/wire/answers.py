@@ -50,7 +50,6 @@ class Answers(Generic[A]):
 
     @classmethod
     def of(cls, futures: Mapping[int, Future[Any]]) -> Answers[Any]:
-        """Return the answers that have arrived, by rank."""
         found: Answers[Any] = cls()
         for rank, future in futures.items():
             if future.done():

@@ -44,7 +44,6 @@ class ControlChannel:
             self._pending.get(uuid, set()).discard(future)
 
     def drop(self, uuid: str, future: Future[Any]) -> None:
-        """Stop expecting this reply."""
         private.discard_request(self._client, future.msg_id)  # type: ignore[attr-defined]
         self._forget(uuid, future)
 

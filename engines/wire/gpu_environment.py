@@ -56,7 +56,6 @@ class Gpus:
     share: bool = False
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the variables for the engine of `rank`."""
         env = {}
         if self.devices:
             env[DEVICES] = ",".join(map(str, self.devices))

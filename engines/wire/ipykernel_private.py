@@ -195,7 +195,6 @@ def _for_page(
 
 
 def _is_control(kernel: Any, comm_id: str) -> bool:
-    """Return whether a comm is one that asks for the state of all widgets."""
     comm = kernel.comm_manager.comms.get(comm_id)
     return comm is not None and comm.target_name == _CONTROL
 

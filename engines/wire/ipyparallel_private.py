@@ -293,12 +293,10 @@ def on_notification(
 
 
 def io_thread(client: Any) -> threading.Thread | None:
-    """Return the thread that the client's callbacks run on."""
     return client._io_thread
 
 
 def process_of(launcher: Any) -> Any:
-    """Return the psutil process of a local launcher, if it has one."""
     return getattr(launcher, "process", None)
 
 
@@ -410,7 +408,6 @@ def request_metadata(kernel: Any) -> Message:
 
 
 def controller_address(kernel: Any) -> str:
-    """Return the address by which this engine reaches its controller."""
     return kernel.parent.registration_url
 
 

@@ -42,7 +42,6 @@ _RETRY = 0.1
 
 
 def status_key(rank: int) -> str:
-    """Return the key with the last status of `rank`."""
     return f"status/{rank}"
 
 
@@ -52,7 +51,6 @@ def end_key(rank: int) -> str:
 
 
 def answer_key(number: str) -> str:
-    """Return the key with the answer to the request that has the id `number`."""
     return f"answer/{number}"
 
 

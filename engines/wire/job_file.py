@@ -44,7 +44,6 @@ class JobFile(RuntimeFile):
 
     @property
     def _stale(self) -> bool:
-        """Whether the process has ended without removing the file."""
         if self.node != socket.gethostname():
             return False
         try:

@@ -35,7 +35,6 @@ def sign(nonce: str, message: bytes) -> str:
 
 
 def verifies(nonce: str, message: bytes, signature: str) -> bool:
-    """Return whether a rank of the job signed `message`."""
     return hmac.compare_digest(sign(nonce, message), signature)
 
 

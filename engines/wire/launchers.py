@@ -10,7 +10,6 @@ __all__ = ["launchers_of", "needs_launcher"]
 
 
 def launchers_of(config: BackendConfig) -> list[str]:
-    """Return the launchers that the backends of `config` need, in its order."""
     found = []
     for name in config.device_backend_map.values():
         try:

@@ -15,54 +15,6 @@ import msgspec
 
 from rankscope.backends.observe.stacks import Frame, Stack
 
-__all__ = [
-    "Abort",
-    "Aborted",
-    "AnswerPrompt",
-    "AssignRank",
-    "Client",
-    "EncodedSummary",
-    "ExportGroups",
-    "ExportedGroups",
-    "GetClock",
-    "GetFlightRecord",
-    "GetHello",
-    "GetNames",
-    "GetNcclReport",
-    "GetStacks",
-    "GetStoreAddress",
-    "GetSummary",
-    "GpuAnswer",
-    "Hello",
-    "Holder",
-    "HostStore",
-    "ImportGroups",
-    "InitGroup",
-    "Interrupt",
-    "IsStoreLost",
-    "JoinStore",
-    "NcclReport",
-    "NoteCauses",
-    "PublishStatus",
-    "RankAssignment",
-    "Rebuild",
-    "Refusal",
-    "Release",
-    "Request",
-    "Reserve",
-    "SampledStacks",
-    "SetEnvironment",
-    "StackList",
-    "StartSampling",
-    "StoreAddress",
-    "Subscribe",
-    "TakeSamples",
-    "TorchAnswer",
-    "Unsubscribe",
-    "YieldRank",
-    "handlers_of",
-]
-
 A = TypeVar("A")
 R = TypeVar("R", bound="Request[Any]")
 S = TypeVar("S")
@@ -202,7 +154,6 @@ class Request(msgspec.Struct, Generic[A]):
     """A request that is answered with an `A`."""
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the message that carries the request."""
         return {"op": type(self).__name__, "args": msgspec.structs.asdict(self)}
 
     @classmethod

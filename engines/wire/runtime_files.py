@@ -21,7 +21,6 @@ T = TypeVar("T", bound="RuntimeFile")
 
 
 def runtime_path(name: str) -> Path:
-    """Return the path of the file `name` in the runtime folder."""
     return Path(jupyter_runtime_dir()) / name
 
 
@@ -68,7 +67,6 @@ class RuntimeFile(ABC):
 
     @classmethod
     def load_all(cls: type[T]) -> list[T]:
-        """Return what all files of this kind say, the newest first."""
         found = []
         for path in runtime_path("").glob(f"{cls.PREFIX}*.json"):
             one = cls.load(path)

@@ -35,7 +35,6 @@ class SummaryWriter:
         self._numbers = itertools.count(1)
 
     def write(self) -> EncodedSummary:
-        """Return the present summary for the wire."""
         # First: the summary has all that happened before it had its number.
         number, details = next(self._numbers), self._details()
         groups = world.summary()
@@ -112,7 +111,6 @@ class CpuClock:
 
 
 def _resident_bytes() -> int | None:
-    """Return the resident memory of this process, without its side processes."""
     try:
         # psutil opens three files for the same, at every publication of a status.
         with open("/proc/self/statm", "rb") as file:

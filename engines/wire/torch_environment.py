@@ -55,11 +55,9 @@ class TorchOptions:
         return "rankscope" in re.split("[:,]", self.backend)
 
     def of_run(self, run_id: str) -> TorchOptions:
-        """Return the same for the cluster `run_id`."""
         return replace(self, run_id=run_id)
 
     def restarted(self) -> TorchOptions:
-        """Return the same after one more restart."""
         return replace(self, restarts=self.restarts + 1)
 
 

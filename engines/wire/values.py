@@ -70,5 +70,4 @@ def unpack(frames: Sequence[Frame], namespace: dict[str, Any]) -> Any:
 
 
 def size_of(frames: Sequence[Frame]) -> int:
-    """Return the bytes of `frames`."""
     return sum(memoryview(frame).nbytes for frame in frames)

@@ -6,7 +6,7 @@ Without an abort they wait until the group's timeout (half an hour).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from rankscope.backends.groups.key import GroupKey
@@ -78,24 +78,23 @@ def _absent(
 
 
 def in_flight(status: ClusterStatus, ranks: Collection[int]) -> list[GroupKey]:
-    """Return the groups in which one of `ranks` has an op in flight."""
-    return [
-        group
-        for group, views in _groups(status)
-        if any(
-            view.in_flight and view.state != "aborted"
-            for rank, view in views.items()
-            if rank in ranks
-        )
-    ]
+    return _where(lambda one: one.in_flight and one.state != "aborted", status, ranks)
 
 
 def aborted(status: ClusterStatus, ranks: Collection[int]) -> list[GroupKey]:
-    """Return the groups of `ranks` that are aborted."""
+    return _where(lambda one: one.state == "aborted", status, ranks)
+
+
+def _where(
+    holds: Callable[[GroupStatus], object],
+    status: ClusterStatus,
+    ranks: Collection[int],
+) -> list[GroupKey]:
+    """Return the groups for which that holds as one of `ranks` sees them."""
     return [
         group
         for group, views in _groups(status)
-        if any(view.state == "aborted" for r, view in views.items() if r in ranks)
+        if any(holds(view) for rank, view in views.items() if rank in ranks)
     ]
 
 

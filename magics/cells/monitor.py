@@ -111,7 +111,6 @@ class CellMonitor:
         return ", ".join(f"{name_ranks(who)} {place}" for place, who in groups.items())
 
     def interrupt(self) -> None:
-        """Interrupt the ranks that still run."""
         running = self._execution.ranks_running
         if running:
             self._cluster.interrupt(running)

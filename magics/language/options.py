@@ -114,13 +114,11 @@ class Command:
         return (*self.options, _HELP)
 
     def option(self, flag: str) -> Option | None:
-        """Return the option with this flag, if there is one."""
         return next((o for o in self.all_options if flag in o.flags), None)
 
     # -- text ---------------------------------------------------------------
 
     def usage(self) -> str:
-        """Return the one-line synopsis."""
         parts = [self.title, *(f"[{option.synopsis}]" for option in self.options)]
         if self.parameter is not None:
             parts.insert(1, self.parameter.synopsis)

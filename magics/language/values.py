@@ -19,28 +19,8 @@ from rankscope.engines.launch.host_names import parse_hosts
 from rankscope.engines.launch.slurm import submission
 from rankscope.engines.wire.torch_environment import TorchOptions
 
-__all__ = [
-    "backend",
-    "count",
-    "device",
-    "dtype",
-    "hosts",
-    "identifier",
-    "launcher",
-    "names",
-    "parse_ranks",
-    "port",
-    "seconds",
-    "slurm",
-    "switch",
-    "times",
-    "torch_backend",
-    "trace_path",
-]
-
 
 def count(text: str) -> int:
-    """Return a number of ranks."""
     try:
         number = int(text)
     except ValueError:
@@ -51,7 +31,6 @@ def count(text: str) -> int:
 
 
 def hosts(text: str) -> dict[str, int]:
-    """Return the number of ranks by host, of a list of hosts or a hostfile."""
     try:
         return parse_hosts(text)
     except OSError as error:
@@ -59,20 +38,17 @@ def hosts(text: str) -> dict[str, int]:
 
 
 def slurm(text: str) -> str:
-    """Return options of salloc."""
     submission(text)
     return text
 
 
 def times(text: str) -> int:
-    """Return a number of repetitions; 0 is allowed."""
     if not text.isdecimal():
         raise ValueError("expected a whole number, such as 20")
     return int(text)
 
 
 def names(text: str) -> list[str]:
-    """Return the names in a list with commas."""
     found = [name.strip() for name in text.split(",")]
     if not all(found) or len(set(found)) < len(found):
         raise ValueError("expected different names with commas between them")
@@ -80,14 +56,12 @@ def names(text: str) -> list[str]:
 
 
 def identifier(text: str) -> str:
-    """Return the name of a variable."""
     if not text.isidentifier():
         raise ValueError("expected the name of a variable")
     return text
 
 
 def dtype(text: str) -> str:
-    """Return the name of a numpy dtype."""
     try:
         return np.dtype(text).name
     except TypeError:
@@ -95,21 +69,18 @@ def dtype(text: str) -> str:
 
 
 def device(text: str) -> str:
-    """Return a device type that arrays can be made on."""
     if text not in ("cpu", "cuda"):
         raise ValueError("expected cpu or cuda")
     return text
 
 
 def switch(text: str) -> bool:
-    """Return whether `text` is ``on``."""
     if text not in ("on", "off"):
         raise ValueError("expected on or off")
     return text == "on"
 
 
 def seconds(text: str) -> float:
-    """Return a duration in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -120,7 +91,6 @@ def seconds(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """Return a port; 0 stands for a free one."""
     if not text.isdecimal() or int(text) > 65535:
         raise ValueError("expected a port, 0-65535")
     return int(text)

@@ -55,7 +55,6 @@ class Item:
 
     @property
     def content(self) -> Any:
-        """The content of the lowest rank."""
         return self.contents[0]
 
 
@@ -81,7 +80,6 @@ class OutputDeduplicator:
     # -- live ---------------------------------------------------------------
 
     def feed(self, rank: int, entry: Entry, now: float) -> None:
-        """Take the next entry of `rank`."""
         if not self._collapse:
             entry = Entry(entry.kind, (rank, entry.key), entry.content)
         patience = PATIENCE if self._collapse and entry.kind == "error" else 0.0
@@ -147,7 +145,6 @@ class OutputDeduplicator:
         return best
 
     def clear(self, rank: int) -> None:
-        """Drop all output of `rank` so far."""
         self._queues.drop(rank)
         if self._log is not None:
             self._log = [event for event in self._log if event[1] != rank]
@@ -224,7 +221,6 @@ class _Queues:
             del self._ranks_by_key[key]
 
     def ranks_with(self, key: Hashable) -> set[int]:
-        """The ranks that have `key` anywhere in their queue."""
         return self._ranks_by_key[key]
 
     def oldest(self) -> float | None:

@@ -372,7 +372,6 @@ def _both_sides(why: str) -> list[str]:
 
 
 def in_lines(what: str, why: str, after: str) -> str:
-    """Return what a cell ended with, why, and what is next, each on a line."""
     parts = (("", what), ("Why: ", why), ("Next: ", after))
     return "\n".join(f"{name}{said}" for name, said in parts if said)
 

@@ -41,7 +41,6 @@ class LineBuffer:
         return self._line.text
 
     def feed(self, text: str) -> list[Line]:
-        """Add `text`; return the lines that it completes."""
         text = self._split + text
         cut = _CUT_OFF.search(text)
         self._split = cut[0] if cut else ""

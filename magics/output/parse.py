@@ -47,13 +47,11 @@ class Bundle:
 
     @property
     def text(self) -> str:
-        """The bundle as text."""
         fallback = f"<{', '.join(self.data)}>" if self.data else ""
         return str(self.data.get("text/plain", fallback))
 
     @property
     def is_text(self) -> bool:
-        """Whether the bundle has nothing but text."""
         return set(self.data) <= {"text/plain"}
 
 
@@ -160,7 +158,6 @@ class OutputParser:
 
 
 def failure(error: RankError) -> Entry:
-    """Return the entry of an error."""
     return Entry("error", ("error", failure_key(error)), error)
 
 

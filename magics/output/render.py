@@ -86,7 +86,6 @@ class Renderer:
         )
 
     def show(self, items: Iterable[Item]) -> None:
-        """Show items below the previous ones."""
         self._erase_line()
         for kind, group in groupby(items, key=self._kind):
             if kind == "error" and self.is_rich:
@@ -125,7 +124,6 @@ class Renderer:
         self._has_folded = True
 
     def redraw(self, items: Iterable[Item]) -> None:
-        """Show items in place of all output of the cell."""
         shown, notices = list(items), self._notices
         # `wait` avoids flicker, but needs output that follows.
         wait = bool(shown or notices or self._heading)
@@ -293,7 +291,6 @@ class Renderer:
         )
 
     def update(self, bundle: Bundle) -> None:
-        """Update a display whose bundle its rank has changed."""
         handle = self._handles.get(id(bundle))
         if handle is not None:
             self._shell.display_pub.publish(

@@ -43,7 +43,6 @@ def can_be_in_tab(bundle: Bundle) -> bool:
 
 
 def tabs(panels: Sequence[Panel]) -> dict[str, str]:
-    """Return the mime bundle of `panels`, of which the first is shown."""
     name = new_display_id()
     inputs, shown = [], []
     for place, (ranks, bundles) in enumerate(panels):
