@@ -128,10 +128,8 @@ class CellSource:
 
     def cell_of(self, filename: str) -> str | None:
         """Return ``cell 7`` for the file of cell 7, ``None`` for other files."""
-        named = self._shell.compile.format_code_name(filename)
-        if named is None:
-            return None
-        return f"cell {named[1].removeprefix('In[').removesuffix(']')}"
+        name = self.name_of(filename)
+        return name and f"cell {name.removeprefix('Cell In[').removesuffix(']')}"
 
     def line_of(self, error: BaseException) -> int | None:
         """Return the line of the running cell at which `error` was raised."""

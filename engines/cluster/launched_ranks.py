@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 import ipyparallel
@@ -23,10 +22,9 @@ from ..wire.launchers import needs_launcher
 from ..wire.requests import Interrupt
 from . import recovery
 from .ranks import Chosen, Ranks
+from .torch_start import Progress
 
 __all__ = ["LaunchedRanks", "Progress", "silent"]
-
-Progress = Callable[[str], None]
 
 #: Seconds that ranks get before they are ended: to answer, and to heed an interrupt.
 #: Of more processes than cores, one answered after 0.3 s now and then, and its row

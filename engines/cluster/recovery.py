@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..wire.torch_environment import TorchOptions
 from . import torch_start
 from .installation import install_agents
 from .registry import EngineRegistry
+from .torch_start import Progress
 
 __all__ = [
     "assign_all",
@@ -33,8 +34,6 @@ __all__ = [
     "reassign",
     "rebuild",
 ]
-
-Progress = Callable[[str], None]
 
 #: Seconds that engines get for the assignment of ranks: some import cupy then.
 ASSIGN_WAIT = 30.0
@@ -51,22 +50,15 @@ def assign_all(
     engine_ids: Sequence[int],
     deadline: float,
     report: Progress,
+    hellos: Mapping[int, Hello] | None = None,
 ) -> None:
     """Assign ranks to engines in the order of their job, and make the default group.
 
-    Where the registry has options of torch, that group is torch's.
+    Where the registry has options of torch, that group is torch's. Without `hellos` the
+    engines get the agent first.
     """
-    _assign_fresh(
-        registry, install_agents(registry, engine_ids, deadline), deadline, report
-    )
-
-
-def _assign_fresh(
-    registry: EngineRegistry,
-    hellos: Mapping[int, Hello],
-    deadline: float,
-    report: Progress,
-) -> None:
+    if hellos is None:
+        hellos = install_agents(registry, engine_ids, deadline)
     for rank, number in enumerate(_in_order(hellos)):
         registry.assign(rank, number, hellos[number])
     ranks = range(len(hellos))
@@ -100,7 +92,7 @@ def find_or_assign(
     if any(hello["assignment"] for hello in hellos.values()):
         _find_assigned(registry, hellos)
     elif assign:
-        _assign_fresh(registry, hellos, deadline, report)
+        assign_all(registry, numbers, deadline, report, hellos)
     else:
         raise ClusterError("the engines of this cluster have no ranks yet")
 

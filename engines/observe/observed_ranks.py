@@ -511,48 +511,53 @@ class ObservedRanks:
         chosen = self._ranks_for(ranks, group, inside)
         if verdicts is None:
             verdicts = diagnosing.explain(self, groups)
-        causes = diagnosing.by_cause(groups or (), verdicts)
-        if len(causes) > 1:
-            # Each error names the cause of its own group.
-            found: dict[int, list[str]] = {}
-            errors: list[ClusterError] = []
-            for keys, those in causes:
-                members = {rank for key in keys for rank in key.ranks}
-                some = members.intersection(chosen)
-                if not some:
-                    continue
-                try:
-                    done = self.abort(keys, reason, some, by=by, verdicts=those)
-                except ClusterError as error:
-                    errors.append(error)
-                    continue
-                for rank, names in done.items():
-                    found.setdefault(rank, []).extend(names)
-            if errors:
-                raise errors[0]
-            return found
-        if causes:
-            verdicts = causes[0][1]
         reason = reason or f"{type(self).__name__}.abort()"
-        said, culprits = diagnosing.as_reason(reason, verdicts)
+        if groups is None:
+            why = diagnosing.as_reason(reason, verdicts)
+            return self._abort(None, chosen, by, *why)
+        found: dict[int, list[str]] = {}
+        errors: list[ClusterError] = []
+        # Each error names the cause of its own group.
+        for keys, those in diagnosing.by_cause(groups, verdicts):
+            members = {rank for key in keys for rank in key.ranks}
+            some = sorted(members.intersection(chosen))
+            why = diagnosing.as_reason(reason, those)
+            try:
+                done = self._abort(keys, some, by, *why) if some else {}
+            except ClusterError as error:
+                errors.append(error)
+                continue
+            for rank, names in done.items():
+                found.setdefault(rank, []).extend(names)
+        if errors:
+            raise errors[0]
+        return found
+
+    def _abort(
+        self,
+        groups: Sequence[GroupKey] | None,
+        ranks: Sequence[int],
+        by: str,
+        reason: str,
+        culprits: Sequence[int],
+    ) -> dict[int, list[str]]:
+        """Abort `groups`, or all, on `ranks`, for one reason."""
         there = {one.rank: one.groups for one in self._status().ranks}
 
-        def ids(rank: int) -> list[str] | None:
-            if groups is None:
-                return None
-            return [key.id for key in groups if rank in key.ranks]
+        def wanted(rank: int) -> requests.Abort:
+            ids = None
+            if groups is not None:
+                ids = [key.id for key in groups if rank in key.ranks]
+            return requests.Abort(ids, reason, by, culprits)
 
-        answers = self._observed.ask(
-            lambda rank: requests.Abort(ids(rank), said, by, culprits),
-            chosen,
-        )
+        answers = self._observed.ask(wanted, ranks)
         for rank, aborted in answers.results.items():
             self._observed.record_summary(rank, aborted["summary"])
         for rank in self._ended_by_abort(list(answers.errors)):
             # Its program has ended by the error that the abort gave it.
             del answers.errors[rank]
-            wanted = [one for one in there[rank] if groups is None or one.key in groups]
-            names = [one.name for one in wanted]
+            known = [one for one in there[rank] if groups is None or one.key in groups]
+            names = [one.name for one in known]
             answers.results[rank] = requests.Aborted(groups=names, summary="")
         if answers.errors and answers.results:
             raise ClusterError(

@@ -306,8 +306,7 @@ def registered_engines(client: Any) -> Future[Any]:
     ``["content"]["engines"]`` of the reply: engine id, as a string, → the identity
     that messages to it are routed by.
     """
-    with _numbering:
-        return client._send(client._query_stream, "connection_request")
+    return _query(client, "connection_request")
 
 
 def update_engines(client: Any, on_done: Callable[[], object]) -> None:
@@ -332,10 +331,7 @@ def unregister(client: Any, engine_id: int) -> None:
     An engine's nanny sends this request, but not every engine has a nanny. The hub
     ignores the second report of one end, and gives the id to no other engine.
     """
-    with _numbering:
-        future = client._send(
-            client._query_stream, "unregistration_request", content={"id": engine_id}
-        )
+    future: Any = _query(client, "unregistration_request", {"id": engine_id})
     # The hub does not reply.
     discard_request(client, future.msg_id)
 
@@ -344,8 +340,15 @@ def shutdown_hub(client: Any) -> Future[Any]:
     """Have the controller end; return the Future of its reply."""
     # The client would end at the hub's notification, before the reply.
     client._notification_handlers["shutdown_notification"] = lambda message: None
+    return _query(client, "shutdown_request")
+
+
+def _query(
+    client: Any, msg_type: str, content: Mapping[str, Any] | None = None
+) -> Future[Any]:
+    """Send the hub a request."""
     with _numbering:
-        return client._send(client._query_stream, "shutdown_request")
+        return client._send(client._query_stream, msg_type, content=content)
 
 
 def stop_waiting(launchers: Iterable[Any]) -> None:

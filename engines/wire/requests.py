@@ -62,15 +62,12 @@ class GpuAnswer(TypedDict):
     may_share: bool
 
 
-class TorchAnswer(TypedDict):
+class TorchAnswer(GpuAnswer):
     """What a rank has of torch."""
 
     version: str
     #: CUDA devices that torch can use.
     gpus: int
-    #: As in `GpuAnswer`.
-    uuid: str
-    may_share: bool
     #: The port of the store that the rank hosts for torch's default group, or 0.
     port: int
     #: Why torch cannot be used, with the remedy; empty where it can.

@@ -65,13 +65,12 @@ class OutputDeduplicator:
         self,
         ranks: Iterable[int],
         *,
-        hold: float | None = None,
+        hold: float = HOLD,
         collapse: bool = True,
         keep: int = 5_000,
     ) -> None:
         self._queues = _Queues(ranks)
         self._open = set(self._queues.ranks)
-        hold = HOLD if hold is None else hold
         self._hold = hold if collapse else 0.0
         self._collapse = collapse
         self._keep = keep

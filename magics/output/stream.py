@@ -161,9 +161,7 @@ class OutputStream:
 
     def _next(self, timeout: float) -> tuple[int, Output] | None:
         try:
-            return (
-                self._queue.get(timeout=timeout) if timeout else self._queue.get(False)
-            )
+            return self._queue.get(timeout=timeout)
         except queue.Empty:
             return None
 
