@@ -173,7 +173,7 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
             and issue_order(wait) <= issue_order(behind_in)
         ):
             del first[wait.rank]
-    _leave_out_roots(first)
+    _leave_out_one_sided(first, picture)
     _leave_out_later(first, picture)
     return [
         Cause(Fault.EXECUTION_HANG, tuple(sorted(ranks)), waits)
@@ -184,26 +184,33 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
     ]
 
 
-def _leave_out_roots(first: dict[int, Wait]) -> None:
-    """Leave out of the ranks that lag a root that waits for another one of them.
+def _leave_out_one_sided(first: dict[int, Wait], picture: Picture) -> None:
+    """Leave out of the ranks that lag those that may do so because of another one.
 
-    All but the root leave a reduce or gather once they have sent. Where nothing tells
-    which one is the root, any of them may be.
+    The root of a reduce or gather waits for all others, and who comes after another
+    rank in the ring of a broadcast or reduce for that one. Where nothing tells which
+    rank is the root, any of them may be.
     """
+    at_once = picture.evidence.at_one_moment
     for ranks in group_by(first, lambda rank: first[rank].place).values():
-        ops = {rank: op for rank in ranks if (op := first[rank].op) is not None}
-        names = {op.op for op in ops.values()}
-        if len(ranks) == 1 or names.isdisjoint(("reduce", "gather")):
+        name = first[ranks[0]].name
+        if len(ranks) == 1 or name not in ONE_SIDED:
             continue
+        ops = {rank: op for rank in ranks if (op := first[rank].op) is not None}
         size = len(first[ranks[0]].group.ranks)
         roots = {op.root for op in ops.values() if op.root is not None}
         # Torch does not record it: of a gather, the root alone has so many outputs.
         roots |= {
             rank
             for rank, op in ops.items()
-            if op.op == "gather" and len(op.arrays.outputs or ()) == size
+            if name == "gather" and len(op.arrays.outputs or ()) == size
         }
-        for rank in roots.intersection(ranks) if roots else ranks:
+        left_out = {*ranks}
+        if name not in ("reduce", "gather"):
+            left_out = set() if at_once else left_out
+        elif roots and (at_once or name == "gather" or len(left_out - roots) == 1):
+            left_out &= roots
+        for rank in left_out:
             del first[rank]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ..evidence import IssuedOp, State
 from ..verdicts import Fault
-from .graph import final_components, is_acyclic, shortest_cycle
+from .graph import components, final_components, is_acyclic, shortest_cycle
 from .order import out_of_step
 from .picture import Cause, Picture, issue_order
 from .scene import Place, Wait
@@ -45,17 +45,21 @@ def cycle_of(
             if wait.rank == rank and following in {*wait.awaited, *_others(wait)}
         )
         told.append((first, *_alike(first, set(ring), ordered)))
+    turns = {first.place for first, *_ in told}
     sides: dict[Place, set[int]] = defaultdict(set)
     for wait in inside:
         sides[wait.place].add(wait.rank)
+    pair = {place: sides[place] for place in turns} if through else sides
+    has_p2p = any(wait.is_p2p for wait in inside)
+    between_two = len(pair) == 2 and not any(first.is_p2p for first, *_ in told)
     culprits: Iterable[int] = members
     sizes = sorted(map(len, sides.values()))
     if len(through) == 1 and not all(wait.is_p2p for wait in inside):
         culprits = through
-    elif any(wait.is_p2p for wait in inside):
-        culprits = ring if through else members
-    elif len(sides) == 2 and (odd := out_of_step(sides, picture)):
+    elif between_two and (odd := out_of_step(pair, picture)):
         culprits = odd
+    elif has_p2p:
+        culprits = ring if through else members
     elif len(sides) == 2 and sizes[0] < sizes[1]:
         # Most ranks are in one op: those in the other have another order.
         culprits = sorted(sides.values(), key=len)[0]
@@ -123,8 +127,9 @@ def _line(wait: Wait) -> str:
 def stuck_in_turn(picture: Picture, aside: Collection[int] = ()) -> list[Cause]:
     """Return cycles and hangs of ops that all ranks have issued, beside ranks `aside`.
 
-    A rank may issue ops long before they run, one after the other: the one that it is
-    in is its first one, and who is in an earlier op is not in this one yet.
+    Ranks that wait for each other do so whatever those `aside` do. A rank may issue ops
+    long before they run, one after the other: the one that it is in is its first one,
+    and who is in an earlier op is not in this one yet.
     """
     current = _current(picture)
     edges: dict[int, set[int]] = {}
@@ -138,11 +143,12 @@ def stuck_in_turn(picture: Picture, aside: Collection[int] = ()) -> list[Cause]:
             found |= {*wait.absent, *wait.unknown} - {rank, *aside}
     causes: list[Cause] = []
     full: dict[tuple[object, ...], list[Wait]] = defaultdict(list)
-    for members in final_components(edges):
+    final = final_components(edges)
+    for members in components(edges) if aside else final:
         if len(members) > 1:
             inside = [wait for rank in members for wait in current.get(rank, ())]
             causes += cycle_of(members, edges, inside, picture)
-        else:
+        elif members in final:
             waits = current.get(members[0], [])
             if waits and all(_is_held_in(wait, current) for wait in waits):
                 full[_meeting(waits[0])].append(waits[0])

@@ -13,9 +13,7 @@ from .scene import Wait
 __all__ = ["deaths", "exceptions", "places", "silences", "whereabouts"]
 
 #: Ranks or sets of ranks of which each has a clause.
-MOST = 8
-#: Dead ranks of which each has a clause.
-MOST_DEAD = 4
+MOST = 4
 
 
 def whereabouts(
@@ -26,17 +24,18 @@ def whereabouts(
     ``it is at data.py:77``; ``rank 1 is at data.py:77; rank 2 left cell 7 at its end``.
     """
     facts = group_by(sorted(culprits), lambda rank: _fact(picture.rank(rank), names))
-    known = {fact: ranks for fact, ranks in facts.items() if fact}
-    for rank in facts.get("", ())[:MOST]:
-        history = _history(rank, picture, names, wait)
-        if history:
-            known[history] = [rank]
-    if len(known) == 1 and len(facts) == 1:
+    histories = group_by(
+        facts.pop("", ()), lambda rank: _history(rank, picture, names, wait)
+    )
+    known = {fact: ranks for fact, ranks in (facts | histories).items() if fact}
+    if len(known) == 1:
         ((fact, ranks),) = known.items()
         if len(ranks) == len(set(culprits)):
             return f"they {in_plural(fact)}" if len(ranks) > 1 else f"it {fact}"
     clauses = [tell_ranks(ranks, fact) for fact, ranks in known.items()]
-    return "; ".join(clauses[:MOST])
+    if len(clauses) > MOST:
+        clauses[MOST - 1 :] = ["…"]
+    return "; ".join(clauses)
 
 
 def places(
@@ -59,8 +58,8 @@ def places(
 def deaths(culprits: Collection[int], evidence: Evidence) -> str:
     """Return how ranks died."""
     told = [str(evidence.rank(rank).death) for rank in sorted(culprits)]
-    if len(told) > MOST_DEAD:
-        told = [f"{name_ranks(culprits)} are dead", *told[: MOST_DEAD - 1], "…"]
+    if len(told) > MOST:
+        told = [f"{name_ranks(culprits)} are dead", *told[: MOST - 1], "…"]
     return "; ".join(told)
 
 

@@ -5,21 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-__all__ = ["final_components", "is_acyclic", "shortest_cycle"]
+__all__ = ["components", "final_components", "is_acyclic", "shortest_cycle"]
 
 
 def final_components(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]]:
     """Return the sets of ranks that wait for nobody outside of their set.
 
-    Each set is a rank that waits for nobody, or ranks that wait for each other. Only
-    what an edge names is in the graph. (Tarjan's strongly connected components, without
-    recursion: a chain may have thousands of ranks.)
+    Each set is a rank that waits for nobody, or ranks that wait for each other.
+    """
+    return [
+        members
+        for members in components(edges)
+        if all({*members}.issuperset(edges.get(member, ())) for member in members)
+    ]
+
+
+def components(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]]:
+    """Return the sets of ranks that wait for each other, and each other rank alone.
+
+    Only what an edge names is in the graph. (Tarjan's strongly connected components,
+    without recursion: a chain may have thousands of ranks.)
     """
     graph = {rank: sorted(set(targets)) for rank, targets in edges.items()}
     nodes = sorted({*graph, *(one for targets in graph.values() for one in targets)})
     index: dict[int, int] = {}
     low: dict[int, int] = {}
-    component: dict[int, int] = {}
+    placed: set[int] = set()
     path: list[int] = []
     found: list[tuple[int, ...]] = []
     for root in nodes:
@@ -36,7 +47,7 @@ def final_components(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]
                     path.append(target)
                     work.append((target, iter(graph.get(target, ()))))
                     break
-                if target not in component:
+                if target not in placed:
                     low[node] = min(low[node], index[target])
             else:
                 work.pop()
@@ -47,17 +58,9 @@ def final_components(edges: Mapping[int, Iterable[int]]) -> list[tuple[int, ...]
                     place = path.index(node)
                     members = path[place:]
                     del path[place:]
-                    component.update(dict.fromkeys(members, len(found)))
+                    placed.update(members)
                     found.append(tuple(sorted(members)))
-    return sorted(
-        members
-        for number, members in enumerate(found)
-        if all(
-            component[target] == number
-            for member in members
-            for target in graph.get(member, ())
-        )
-    )
+    return sorted(found)
 
 
 def is_acyclic(members: Iterable[int], edges: Mapping[int, Iterable[int]]) -> bool:

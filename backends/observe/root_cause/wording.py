@@ -264,7 +264,7 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
     who = name_ranks(cause.culprits)
     waiting = they_wait(_first_waits(cause), cause.culprits)
     if cause.unrecorded:
-        text = f"{who} left no records, and all others are in {names.wait(wait)}"
+        text = f"{who} left no records; {waiting} in {names.wait(wait)}"
         if len(cause.culprits) > 1:
             text += "; at least one of them has not entered it"
         where = whereabouts(cause.culprits, picture, names, wait)

@@ -139,6 +139,16 @@ def test_a_missing_rank_and_what_follows_from_it() -> None:
     assert "issued 2 of 3 all_reduces" in found.absent[0].where
 
 
+def test_what_several_absent_ranks_issued_is_told_once() -> None:
+    ranks = four()
+    for one in ranks:
+        one.issue(done=True)
+    for one in ranks[:2]:
+        one.issue()
+    what = "they issued 1 of 2 all_reduces of train.py:10, and all_reduce #1 of group "
+    assert what in only(look(ranks)).text
+
+
 def test_a_mismatch_comes_before_everything() -> None:
     ranks = four()
     for one in ranks[:3]:
@@ -390,6 +400,8 @@ def test_ranks_that_a_reduce_has_left_do_not_make_its_root_lag() -> None:
         ("gather", None, 4, (2,)),
         ("gather", 1, 1, (0, 2)),
         ("reduce", None, 1, ()),
+        # Who comes after rank 2 in its ring waits for it, or it for them.
+        *((op, 1, 1, ()) for op in ("reduce", "broadcast", "scatter")),
     ],
 )
 def test_a_root_waits_for_what_another_rank_has_not_sent(
@@ -684,6 +696,30 @@ def test_who_waits_for_each_other_beside_a_rank_without_records(is_sent: bool) -
     found = only(look(ranks[:3]))
     fault = Fault.MISSING_RANKS if is_sent else Fault.DEADLOCK
     assert (found.fault, found.culprits) == (fault, (3,) if is_sent else (0, 2))
+
+
+def test_a_skipped_op_in_a_group_of_two_beside_a_rank_without_records() -> None:
+    """Rank 3 has skipped an op; rank 0 waits there for rank 1, which may as well."""
+    ranks = four()
+    for one in (ranks[0], *ranks[2:]):
+        if one.rank != 3:
+            one.issue(group=TP[one.rank])
+        one.issue(line=20)
+    found = only(look([ranks[0], *ranks[2:]]))
+    assert (found.fault, found.culprits) == (Fault.DEADLOCK, (3,))
+
+
+def test_a_message_that_waits_for_a_cycle_does_not_hide_who_skipped_an_op() -> None:
+    """Rank 3 has; rank 0, for which it waits, is in a receive from rank 2."""
+    ranks = four()
+    for one in ranks:
+        if one.rank != 3:
+            one.issue(group=TP[one.rank], done=one.rank < 2)
+    ranks[0].issue("recv", peer=2)
+    for one in (ranks[1], ranks[3]):
+        one.issue(line=20)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.DEADLOCK, (3,))
 
 
 @pytest.mark.parametrize(("sent", "told"), [(2, True), (1, False)])
