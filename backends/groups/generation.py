@@ -401,11 +401,11 @@ class Generation:
         for work, cause in withheld.items():
             errors[work] = error = self._error_of(work)
             error.__cause__ = cause
-            work.fail_pending_as(error)
+            work.hold_failures(error)
         overdue, reason = self.deadlines.overdue, self.aborted
         if overdue is not None and reason is not None:
             late = self.deadlines.error(overdue, reason)
-            overdue.fail_pending_as(late, WorkState.TIMED_OUT)
+            overdue.hold_failures(late, WorkState.TIMED_OUT)
         return errors
 
     def _error_of(self, work: Work) -> DistAbortedError:

@@ -35,9 +35,9 @@ class PeerWatch:
     later ones, too: their notices are in `group_store`, which they share. Processes
     that replace dead ones meet in another store, or in one that reports no deaths.
 
-    ``on_abort(reason)``, ``on_build(device)``, ``on_inquiry(number)`` and
+    ``on_abort(reason, publish)``, ``on_build(device)``, ``on_inquiry(number)`` and
     ``on_departure(departure)`` are called on threads of the store and must not use the
-    store themselves.
+    store themselves. `publish` is whether the ranks have yet to agree on the reason.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PeerWatch:
         spec: GroupSpec,
         store: Store,
         group_store: Store,
-        on_abort: Callable[[AbortReason], None],
+        on_abort: Callable[[AbortReason, bool], None],
         on_build: Callable[[str], None],
         on_inquiry: Callable[[int], None],
         on_departure: Callable[[Departure], None],
@@ -214,16 +214,19 @@ class PeerWatch:
             self._on_departure(departure)
 
     def _peer_aborted(self, value: bytes) -> None:
-        self._on_abort(AbortReason.from_json(value))
+        self._on_abort(AbortReason.from_json(value), False)
 
     def _peer_died(self, value: bytes) -> None:
         died = AbortReason.from_json(value)
-        self._on_abort(replace(died, remedy=after_death()))
+        # Others may have begun an abort, of which this rank has not heard.
+        self._on_abort(replace(died, remedy=after_death()), True)
 
     def _store_lost(self, message: str) -> None:
         culprits = (0,) if self._store.server == RANK_0 else ()
-        remedy = after_store_loss()
-        self._on_abort(AbortReason(message, STORE, culprits=culprits, remedy=remedy))
+        reason = AbortReason(
+            message, STORE, culprits=culprits, remedy=after_store_loss()
+        )
+        self._on_abort(reason, False)
 
     def _peer_builds(self, device: str, value: bytes) -> None:
         # Not on the store's thread: building talks to the store.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from typing import Any, Protocol
 
-from ..errors import ConnectionLostError
 from .enums import direct_members
 
 __all__ = ["COMPLETED", "SCHEDULED", "STARTED", "Failures", "OpRecord", "WorkState"]
@@ -72,15 +71,13 @@ class Failures:
     written to, by a message of which the backend has begun to copy the bytes.
     """
 
-    __slots__ = ("cause", "final", "holds", "withheld")
+    __slots__ = ("cause", "final", "withheld")
 
     def __init__(self) -> None:
-        #: The error and the state of every failure from now on.
+        #: The error and the state with which the Work is to end.
         self.cause: tuple[BaseException, WorkState] | None = None
         #: Whether the backends are stopped, so that `cause` ends the Work.
         self.final = False
-        #: Whether every failure is withheld, not that of a connection alone.
-        self.holds = False
         #: The first failure that was withheld.
         self.withheld: BaseException | None = None
 
@@ -93,15 +90,12 @@ class Failures:
         """
         if error is None:
             return None if self.withheld is not None else (None, event)
-        cause = self.cause
-        if cause is not None and (self.final or not in_group):
-            return cause
-        if in_group and (
-            cause is not None or self.holds or isinstance(error, ConnectionLostError)
-        ):
-            self.withheld = self.withheld or error
-            return None
-        return error, event
+        if self.cause is not None and (self.final or not in_group):
+            return self.cause
+        if not in_group:
+            return error, event
+        self.withheld = self.withheld or error
+        return None
 
 
 class OpRecord(Protocol):

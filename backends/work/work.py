@@ -596,37 +596,32 @@ class Work:
         """
         return self._end(state, error, None, None, None)
 
-    def fail_pending_as(
-        self, error: BaseException, state: WorkState = WorkState.ABORTED
+    def hold_failures(
+        self, error: BaseException | None = None, state: WorkState = WorkState.ABORTED
     ) -> None:
-        """Replace the error of any failure from now on by `error`.
+        """Keep any failure from now on as `withheld` until the group ends the Work.
 
-        An abort calls it before it stops the backend: the failure of the backend is
-        then a consequence, and must not hide the cause. It does not end a Work of a
-        group either, which `fail_by_group` does.
+        A group calls it when a connection was lost: the failures that follow do not
+        name the cause. An abort calls it before it stops the backend, with the `error`
+        and the state of the Work's end, which a failure of the backend must not hide;
+        a Work without a group ends so at its next failure.
         """
         with self._lock:
-            self._group_failures().cause = error, state
+            self._failures = self._failures or Failures()
+            if error is not None:
+                self._failures.cause = error, state
 
     def fail_by_group(self, error: BaseException) -> None:
         """End the Work, whose backend is stopped and writes to its arrays no more.
 
-        With what `fail_pending_as` was told, or else with `error`.
+        With what `hold_failures` was told, or else with `error`.
         """
+        self.hold_failures()
         with self._lock:
-            failures = self._group_failures()
-            failures.cause = failures.cause or (error, WorkState.ABORTED)
-            failures.final = True
+            assert self._failures is not None
+            self._failures.cause = self._failures.cause or (error, WorkState.ABORTED)
+            self._failures.final = True
         self.mark_failed(error, WorkState.ABORTED)
-
-    def hold_failures(self) -> None:
-        """Keep any failure from now on as `withheld` until the group ends the Work.
-
-        A group calls it when a connection was lost: the failures that follow do not
-        name the cause.
-        """
-        with self._lock:
-            self._group_failures().holds = True
 
     def disown(self, error: BaseException) -> None:
         """In a forked child: fail with `error`, as the op is the parent's.
@@ -643,11 +638,6 @@ class Work:
         """The failure whose cause the group still looks for, if there is one."""
         return None if self._failures is None else self._failures.withheld
 
-    def _group_failures(self) -> Failures:
-        if self._failures is None:
-            self._failures = Failures()
-        return self._failures
-
     def _end(
         self,
         event: WorkState,
@@ -659,11 +649,10 @@ class Work:
         with self._lock:
             if self._state.is_terminal:
                 return False
-            failures = self._failures
             if error is not None and isinstance(error, ConnectionLostError):
-                failures = self._group_failures()
-            if failures is not None:
-                end = failures.admit(error, event, self.record is not None)
+                self.hold_failures()
+            if self._failures is not None:
+                end = self._failures.admit(error, event, self.record is not None)
                 if end is None:
                     return False
                 error, event = end

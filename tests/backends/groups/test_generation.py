@@ -103,6 +103,24 @@ def test_the_hooks_of_an_abort_are_called_before_ops_end_and_do_not_stop_it(
     until(lambda: len(seen) == 5)
 
 
+def test_a_death_that_comes_with_an_abort_gives_no_second_reason(
+    group: dist.ProcessGroup,
+) -> None:
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    assert work is not None
+    # This rank hears of the death before it hears of the abort of another one.
+    peers = group.current._peers
+    peers.close()
+    group.store.set("abort", AbortReason("of rank 1", "rank 1").to_json())
+    died = AbortReason("rank 2 is gone", "the store", culprits=(2,))
+    peers._peer_died(died.to_json().encode())
+    with pytest.raises(dist.DistAbortedError, match="of rank 1") as caught:
+        work.wait()
+    assert caught.value.reason == "of rank 1"
+    assert group.aborted is not None
+    assert (group.aborted.text, group.aborted.by) == ("of rank 1", "rank 1")
+
+
 @pytest.mark.parametrize("silent", [False, True])
 def test_of_ranks_that_abort_at_once_the_first_one_gives_the_reason(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch, silent: bool

@@ -276,12 +276,12 @@ def test_reduce_ops_are_those_of_torch() -> None:
 def test_what_fails_during_an_abort_fails_with_the_abort() -> None:
     work = Work(OpType.ALL_REDUCE)
     cause = DistAbortedError("the group was aborted: enough")
-    work.fail_pending_as(cause)
+    work.hold_failures(cause)
     assert work.mark_failed(RuntimeError("the connection was closed"))
     assert work.state is WorkState.ABORTED
     assert work.exception() is cause
     done = Work(OpType.ALL_REDUCE)
-    done.fail_pending_as(cause)
+    done.hold_failures(cause)
     done.mark_completed()
     assert done.is_success()
 
@@ -332,7 +332,7 @@ def end_with(record: Meddling) -> Work:
 @pytest.mark.parametrize("name", ["started", "ended"])
 def test_a_signal_handler_may_abort_in_the_midst_of_a_report(name: str) -> None:
     def abort(work: Work) -> None:
-        work.fail_pending_as(DistAbortedError("by the handler"))
+        work.hold_failures(DistAbortedError("by the handler"))
         work.fail_by_group(DistAbortedError("by the handler"))
 
     record = Meddling(name, abort)
