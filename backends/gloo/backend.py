@@ -103,10 +103,10 @@ class GlooBackend(Backend):
 
     # -- the two ways --------------------------------------------------------
 
-    def _over_messages(self, op_type: OpType, issue: Callable[[], Work]) -> Work:
+    def _over_messages(self, op_type: OpType, *args: Any) -> Work:
         """Issue a collective on the host engine: now, or after the tasks of gloo."""
         self.prepare()
-        side = self._side
+        side, issue = self._side, partial(getattr(self._messages, op_type.value), *args)
         if side is None or side.idle:
             self._last = work = issue()
             return work
@@ -148,8 +148,7 @@ class GlooBackend(Backend):
     def all_reduce(self, tensor: Array, op: Reduction) -> Work:
         kind = OpType.ALL_REDUCE
         if not self._by_gloo(op):
-            issue = partial(self._messages.all_reduce, tensor, op.ufunc)
-            return self._over_messages(kind, issue)
+            return self._over_messages(kind, tensor, op.ufunc)
         flat = tensor.reshape(-1)
 
         def run(side: SideProcess) -> None:
@@ -163,8 +162,7 @@ class GlooBackend(Backend):
     def reduce(self, tensor: Array, dst: int, op: Reduction) -> Work:
         kind = OpType.REDUCE
         if not self._by_gloo(op):
-            issue = partial(self._messages.reduce, tensor, dst, op.ufunc)
-            return self._over_messages(kind, issue)
+            return self._over_messages(kind, tensor, dst, op.ufunc)
         flat = tensor.reshape(-1)
 
         def run(side: SideProcess) -> None:
@@ -180,8 +178,7 @@ class GlooBackend(Backend):
     def broadcast(self, tensor: Array, src: int) -> Work:
         kind = OpType.BROADCAST
         if self._side is None:
-            issue = partial(self._messages.broadcast, tensor, src)
-            return self._over_messages(kind, issue)
+            return self._over_messages(kind, tensor, src)
         flat, moved = tensor.reshape(-1), tensor.dtype.name
 
         def run(side: SideProcess) -> None:
@@ -197,8 +194,7 @@ class GlooBackend(Backend):
     def all_gather(self, tensor_list: Sequence[Array], tensor: Array) -> Work:
         kind = OpType.ALL_GATHER
         if self._side is None or any(one.size != tensor.size for one in tensor_list):
-            issue = partial(self._messages.all_gather, tensor_list, tensor)
-            return self._over_messages(kind, issue)
+            return self._over_messages(kind, tensor_list, tensor)
         shares, moved = self.size + 1, tensor.dtype.name
         outputs = [one.reshape(-1).view(np.uint8) for one in tensor_list]
         flat = tensor.reshape(-1).view(np.uint8)
@@ -215,34 +211,29 @@ class GlooBackend(Backend):
         return self._over_gloo(kind, run)
 
     def barrier(self) -> Work:
-        kind = OpType.BARRIER
         if self._side is None:
-            return self._over_messages(kind, self._messages.barrier)
-        return self._over_gloo(kind, lambda side: side.call("barrier"))
+            return self._over_messages(OpType.BARRIER)
+        return self._over_gloo(OpType.BARRIER, lambda side: side.call("barrier"))
 
     def gather(
         self, tensor: Array, gather_list: Sequence[Array] | None, dst: int
     ) -> Work:
-        issue = partial(self._messages.gather, tensor, gather_list, dst)
-        return self._over_messages(OpType.GATHER, issue)
+        return self._over_messages(OpType.GATHER, tensor, gather_list, dst)
 
     def scatter(
         self, tensor: Array, scatter_list: Sequence[Array] | None, src: int
     ) -> Work:
-        issue = partial(self._messages.scatter, tensor, scatter_list, src)
-        return self._over_messages(OpType.SCATTER, issue)
+        return self._over_messages(OpType.SCATTER, tensor, scatter_list, src)
 
     def reduce_scatter(
         self, output: Array, input_list: Sequence[Array], op: Reduction
     ) -> Work:
-        issue = partial(self._messages.reduce_scatter, output, input_list, op.ufunc)
-        return self._over_messages(OpType.REDUCE_SCATTER, issue)
+        return self._over_messages(OpType.REDUCE_SCATTER, output, input_list, op.ufunc)
 
     def all_to_all(
         self, output_list: Sequence[Array], input_list: Sequence[Array]
     ) -> Work:
-        issue = partial(self._messages.all_to_all, output_list, input_list)
-        return self._over_messages(OpType.ALL_TO_ALL, issue)
+        return self._over_messages(OpType.ALL_TO_ALL, output_list, input_list)
 
     # -- messages ----------------------------------------------------------
 

@@ -18,6 +18,8 @@ from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
 from ..stores.base import RANK_0, Store
 from ..stores.prefix import PrefixStore
+from ..thread_start import run_bounded
+from .row import PATIENCE
 
 __all__ = [
     "announce_death",
@@ -25,6 +27,7 @@ __all__ = [
     "arrived",
     "await_ranks",
     "enter",
+    "forget",
     "has_left",
     "hurry",
     "leave",
@@ -52,6 +55,21 @@ def enter(store: Store, rank: int) -> Store:
 def leave(store: Store, rank: int) -> None:
     """Take back `enter`: the group was not made, and the rank may try once more."""
     store.add(f"{_COUNT}/{rank}", -1)
+
+
+def forget(store: Store, size: int) -> None:
+    """Drop the keys that `enter` has given, once all ranks have destroyed the group."""
+    if not isinstance(store, PrefixStore) or not store.prefix.startswith(f"{_COUNT}/"):
+        return  # the keys are the user's
+
+    def leave() -> None:
+        try:
+            if store.add("destroyed", 1) == size:
+                store.clear()
+        except DistError as error:
+            _log.debug("the keys of the default group stay: %s", error)
+
+    run_bounded("forget-default", leave, PATIENCE)
 
 
 def arrived(store: Store) -> Store:

@@ -567,9 +567,15 @@ class Generation:
             backend.shutdown()
         recorder.changed()
 
-    def forget(self) -> None:
-        """Have the store forget the group, which this rank has shut down for good."""
-        self._peers.forget()
+    def forget(self, *, for_good: bool = True) -> None:
+        """Have the store forget the group, which this rank has shut down for good.
+
+        Else this generation alone: the rank has begun a later one.
+        """
+        if for_good:
+            self._peers.forget()
+        else:
+            self._peers.forget_generation()
 
     def _destroyed(self) -> AbortReason:
         me, text = f"rank {self.spec.global_rank}", "destroy_process_group()"

@@ -181,23 +181,28 @@ class PeerWatch:
         else:
             self.publish_departure(departure, for_good=True)
 
+    def forget_generation(self) -> None:
+        """Drop its keys, once every rank has begun a later generation."""
+        self._in_background("forget", self._leave, "rebuilt", self._store)
+
     def forget(self) -> None:
         """Drop what the store has of the group, once every rank has destroyed it.
 
-        The last one does so. A rank that still has the group, or is started in the
-        place of one that died, may read all of it: its keys stay until then.
+        A rank that still has the group, or is started in the place of one that died,
+        may read all of it: its keys stay until then.
         """
+        what = f"forget-{self._spec.name}"
+        run_bounded(what, lambda: self._leave("destroyed", self._group_store), PATIENCE)
 
-        def leave() -> None:
-            try:
-                self._group_store.last_will("death", b"")
-                # Of this generation: whoever was in it has no part in another one.
-                if self._store.add("destroyed", 1) == self._spec.size:
-                    self._group_store.clear()
-            except DistError as error:
-                _log.debug("%s: its keys stay: %s", self._spec.describe(), error)
-
-        run_bounded(f"forget-{self._spec.name}", leave, PATIENCE)
+    def _leave(self, how: str, store: Store) -> None:
+        """Clear `store` if all ranks of this generation have left it in this way."""
+        try:
+            if store is self._group_store:
+                store.last_will("death", b"")
+            if self._store.add(how, 1) == self._spec.size:
+                store.clear()
+        except DistError as error:
+            _log.debug("%s: its keys stay: %s", self._spec.describe(), error)
 
     def await_departures(self, timeout: float) -> None:
         """Wait until every rank of the group has left, up to `timeout` seconds."""

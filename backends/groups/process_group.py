@@ -336,8 +336,9 @@ class ProcessGroup(Dispatcher):  # numpydoc ignore=PR01
         with self._rebuild_lock:
             if self._current is not old:
                 return False
-            if store is not None:
-                self._root_store = store
+            # Else the former one may be gone.
+            same_store = store in (None, self._root_store)
+            self._root_store = store or self._root_store
             self._aborts += aborted
             since = old.since
             if number is None:
@@ -348,6 +349,8 @@ class ProcessGroup(Dispatcher):  # numpydoc ignore=PR01
                 self._spec, number, self._root_store, since=since, timing=old.timing
             )
         self.note_ended()
+        if same_store:
+            old.forget(for_good=False)
         return True
 
     def note_ended(self) -> None:

@@ -555,6 +555,8 @@ class World:
             self._ends = None
             self._say_goodbye(store)
             store.close()
+        elif store is not None and self.size is not None:
+            arrival.forget(store, self.size)
         self._ended.clear()
         self.rank = self.size = None
         self._uses.clear()

@@ -22,6 +22,23 @@ from tests.backends.scripts import script
 from tests.backends.store_backend import register
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_store_of_the_user_keeps_his_keys_alone(wait: bool) -> None:
+    register()
+    store = HashStore()
+    store.set("his", "key")
+    for _ in range(2):
+        dist.init_process_group(
+            "cpu:store", store=store, rank=0, world_size=1, wait_for_workers=wait
+        )
+        dist.all_reduce(np.ones(2), group=dist.new_group([0]))
+        dist.destroy_process_group()
+    left = {*store.list_keys()}
+    assert "his" in left
+    if wait:
+        assert left == {"his", "init_process_group/0"}
+
+
 def test_a_rank_that_does_not_come_is_named() -> None:
     register()
     store = HashStore()

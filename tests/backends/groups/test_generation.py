@@ -103,6 +103,24 @@ def test_the_hooks_of_an_abort_are_called_before_ops_end_and_do_not_stop_it(
     until(lambda: len(seen) == 5)
 
 
+def test_the_store_forgets_a_generation_once_all_ranks_have_left_it(
+    group: dist.ProcessGroup,
+) -> None:
+    former, others = group.store, group.size() - 1
+    former.set("address", b"of this rank")
+    former.add("rebuilt", others - 1)
+    group.rebuild()
+    until(lambda: former.add("rebuilt", 0) == others)
+    assert former.check(["address"])  # a rank has not begun the next one
+    former, later = group.store, dist.PrefixStore("of the user", world.store)
+    later.set("key", b"")
+    former.set("address", b"of this rank")
+    former.add("rebuilt", others)
+    group.rebuild()
+    until(lambda: not former.list_keys())
+    assert later.list_keys() == ["key"]
+
+
 def test_a_death_that_comes_with_an_abort_gives_no_second_reason(
     group: dist.ProcessGroup,
 ) -> None:
