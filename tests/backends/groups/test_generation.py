@@ -106,6 +106,7 @@ def test_the_hooks_of_an_abort_are_called_before_ops_end_and_do_not_stop_it(
 def test_the_store_forgets_a_generation_once_all_ranks_have_left_it(
     group: dist.ProcessGroup,
 ) -> None:
+    assert world.store is not None
     former, others = group.store, group.size() - 1
     former.set("address", b"of this rank")
     former.add("rebuilt", others - 1)
