@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -41,6 +42,9 @@ ASSIGN_WAIT = 30.0
 HELLO_WAIT = 0.8
 #: Seconds that ranks get to host, or to connect to, the store.
 STORE_WAIT = 12.0
+#: Seconds that ranks of hosts which were out of reach get at most to answer: TCP sends
+#: again only after as long as it has waited.
+RETURN_WAIT = 30.0
 #: Seconds that ranks get to make the groups of another library anew: they meet in it.
 WATCHED_WAIT = 45.0
 
@@ -374,7 +378,8 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
     for no such group, and for dead or silent ranks of a group, before anything is
     changed.
     """
-    answers = registry.ask(requests.GetSummary())
+    back = min(_longest_silence(registry), RETURN_WAIT)
+    answers = registry.ask(requests.GetSummary(), timeout=max(2.0, back))
     summaries = {rank: decode(one) for rank, one in answers.results.items()}
     if not summaries:
         # No rank answered: raise the reasons.
@@ -429,12 +434,23 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
     rebuilt = registry.ask(
         lambda rank: requests.Rebuild(generations[rank]),
         generations,
-        timeout=WATCHED_WAIT if watched else 5.0,
+        timeout=WATCHED_WAIT if watched else max(5.0, back),
     )
     for rank, encoded in rebuilt.results.items():
         registry.record_summary(rank, encoded)
     rebuilt.all()
     return _stale(rebuilt.results, generations)
+
+
+def _longest_silence(registry: EngineRegistry) -> float:
+    """Return the seconds since the last status of a living rank of another host."""
+    heard = (
+        slot.summary_at
+        for slot in registry.slots
+        if slot.alive and not slot.is_here and slot.summary_at is not None
+    )
+    now = time.monotonic()
+    return now - min(heard, default=now)
 
 
 def _stale(

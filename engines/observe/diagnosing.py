@@ -141,6 +141,11 @@ def diagnose_once(
         )
         for one in status.ranks
     }
+    for ranks in silence.of_hosts(status.ranks, causes):
+        # One sentence tells it of all of them.
+        quiet = min(views[rank].silent_for or 0.0 for rank in ranks)
+        for rank in ranks:
+            views[rank] = replace(views[rank], silent_for=quiet, process="")
     found = [
         one
         for one in diagnose(_groups(status), views, stall)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import enum
 import socket
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankscope.backends.rank_sets import group_by
 from rankscope.backends.stores.process_end import stat_fields
 
 from ..status import RankStatus
@@ -27,6 +28,7 @@ __all__ = [
     "cause_of",
     "describe",
     "is_silent",
+    "of_hosts",
     "responding",
     "sample",
     "take_samples",
@@ -156,6 +158,15 @@ def cause_elsewhere(
     )
 
 
+def of_hosts(
+    ranks: Iterable[RankStatus], causes: Mapping[int, Cause | None]
+) -> list[list[int]]:
+    """Return the silent ranks of each host of which none answers."""
+    silent = [one for one in ranks if causes.get(one.rank) is Cause.HOST]
+    found = group_by(silent, lambda one: one.host)
+    return [[one.rank for one in there] for there in found.values()]
+
+
 def describe(
     cause: Cause | None, rank: int, pid: int, host: str, script: bool = False
 ) -> str:
@@ -190,6 +201,6 @@ def describe(
     if cause is Cause.HOST:
         return (
             f"no rank of {host} answers: the host or the network to it is down, or "
-            "else its process is stopped or holds the GIL"
+            "else its processes are stopped or hold the GIL"
         )
     return ""
