@@ -166,7 +166,8 @@ def init_process_group(
             undo.callback(arrival.leave, given, rank)
         later = launched.later_round(store)
         if wait_for_workers and later is None:
-            arrival.await_ranks(store, rank, world_size, seconds)
+            otherwise = " With wait_for_workers=False it returns without the others"
+            arrival.await_ranks(store, rank, world_size, seconds, otherwise)
         made = world.init(
             config, store, rank, world_size, seconds, owns_store=owns_store
         )

@@ -77,9 +77,12 @@ def arrived(store: Store) -> Store:
     return PrefixStore("arrived", store)
 
 
-def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> None:
+def await_ranks(
+    store: Store, rank: int, world_size: int, timeout: float, otherwise: str = ""
+) -> None:
     """Wait until every rank has called this function over `store`.
 
+    The error ends with `otherwise`: what does without the others.
     Raises `DistStoreTimeoutError`, whose culprits are the ranks that did not come
     within `timeout` seconds; `ValueError` where rank 0 has another `world_size`.
     """
@@ -127,8 +130,7 @@ def await_ranks(store: Store, rank: int, world_size: int, timeout: float) -> Non
             f"init_process_group on rank {rank}: {name_ranks(culprits)} of "
             f"{world_size} did not come within {timeout:g} s: {odd}did every rank "
             "start, with its own RANK and the same WORLD_SIZE, and call "
-            "init_process_group()? With wait_for_workers=False it returns without the "
-            "others",
+            f"init_process_group()?{otherwise}",
             culprits=culprits,
         ) from error
     first = _read(here, "0")

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..errors import DistBackendError, DistNetworkError
 from ..groups import launched
-from ..groups.api import init_process_group
+from ..groups.api import destroy_process_group, init_process_group
+from ..groups.arrival import await_ranks
 from ..groups.process_group import ProcessGroup
 from ..groups.subgroups import new_group
 from ..groups.world import world
@@ -179,6 +180,13 @@ def _meet(
         _init(told["url"], rank, size, timeout, options)
     made = world.default
     assert made is not None
+    try:
+        # Rank 0 serves the store: did it fail at once, the others would not find it.
+        assert world.store is not None
+        await_ranks(world.store, rank, size, timeout)
+    except BaseException:
+        destroy_process_group()
+        raise
     return made
 
 
@@ -216,7 +224,7 @@ def _serve(
 
 
 def _init(url: str, rank: int, size: int, timeout: float, options: Options) -> None:
-    # Torch's rendezvous has waited for the ranks.
+    # Rank 0 tells the others of its address before it waits for them.
     init_process_group(
         options.transport, url, timeout, size, rank, wait_for_workers=False
     )

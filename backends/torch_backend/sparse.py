@@ -21,7 +21,8 @@ def sparse_all_reduce(
 ) -> None:
     """Add up `tensor` over all ranks, in place; it becomes coalesced.
 
-    Raises `ValueError` for another reduction than SUM, and for another layout than COO.
+    Raises `ValueError` for another reduction than SUM, for another layout than COO, and
+    on all ranks where they have tensors of different shapes.
     """
     if op is not ReduceOp.SUM:
         raise ValueError(f"{where}: op is {op.name}; sparse tensors can be summed only")
@@ -32,8 +33,17 @@ def sparse_all_reduce(
         )
     own = tensor.detach().coalesce()
     ranks, dims = group.size(), own.sparse_dim()
-    counts = np.empty(ranks, np.int64)
-    all_gather_into_tensor(counts, np.array([own._nnz()], np.int64), group)
+    told = np.array([own._nnz(), dims, *own.shape], np.int64)
+    found = np.empty((ranks, len(told)), np.int64)
+    all_gather_into_tensor(found, told, group)
+    counts, shapes = found[:, 0], found[:, 1:]
+    for rank in np.flatnonzero((shapes != shapes[0]).any(1))[:1]:
+        had = [
+            f"rank {one} has shape {tuple(shapes[one, 1:].tolist())}, of which "
+            f"{shapes[one, 0]} sparse dimensions"
+            for one in (0, rank)
+        ]
+        raise ValueError(f"{where}: {', '.join(had)}; expected the same on every rank")
     # An all_gather has one size on all ranks: the shorter ones are filled up.
     longest = int(counts.max())
     indices = own.indices().new_zeros((longest, dims))

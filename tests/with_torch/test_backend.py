@@ -249,6 +249,15 @@ COLLECTIVES = {
         dist.all_reduce(whole)
         assert torch.equal(x.to_dense(), whole)
     """,
+    "sparse_shapes": """
+        x = torch.sparse_coo_tensor([[0]], [[1.0]], (8, 1))
+        longer = torch.sparse_coo_tensor([[0]], [[1.0]], (9, 1))
+        for odd in longer, x.to_dense().to_sparse():
+            error = raised(lambda: dist.all_reduce(odd if rank == 1 else x.clone()))
+            assert isinstance(error, ValueError), error
+            assert "rank 0 has shape (8, 1), of which 1 sparse dim" in str(error), error
+            assert f"rank 1 has shape {tuple(odd.shape)}, of which" in str(error), error
+    """,
     "futures": """
         x = torch.ones(2)
         future = dist.all_reduce(x, async_op=True).get_future()
@@ -430,6 +439,21 @@ def test_a_rank_that_comes_back_alone_is_told_how_the_others_meet_it() -> None:
         meeting._meet(store, 1, 2, 10.0, meeting.Options())
     assert "once all of them call destroy_process_group()" in str(caught.value)
     assert caught.value.culprits == (0,)
+
+
+def test_rank_0_waits_until_the_others_have_found_its_store() -> None:
+    """A script that fails at once tells it on each rank; rank 1 waited for 30 min."""
+    late = (
+        "from rankscope.backends.torch_backend import meeting\n"
+        "come, join = threading.Event(), meeting._init\n"
+        "meeting._init = lambda *given: (come.wait(), join(*given))\n"
+    )
+    with Ranks(2, PREAMBLE, NO_REPORT) as ranks:
+        ranks.start({0: INIT, 1: late + INIT})
+        ranks.wait_until(0, "world.store and world.store.check(['arrived/0'])")
+        ranks.ask(1, "come.set()")
+        assert ranks.finish() == {}
+        ranks.run("dist.destroy_process_group()")
 
 
 @pytest.mark.parametrize(("tensor", "kind", "says"), BAD_CALLS)
