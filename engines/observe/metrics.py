@@ -36,6 +36,8 @@ from .spans import Spans
 __all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
 
 T = TypeVar("T")
+_Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
+_Row = tuple[str, str, str, Callable[[T], float | None]]
 
 #: Where the metrics are served: programs of this host can read them, no others.
 ADDRESS = "127.0.0.1"
@@ -172,14 +174,17 @@ class MetricsServer:
         self._thread.join()
 
 
-def _filled(
-    family: CounterMetricFamily | GaugeMetricFamily,
-    reported: Iterable[tuple[Sequence[str], T]],
-    value_of: Callable[[T], float | None],
+def _family(
+    kind: _Kind,
+    name: str,
+    about: str,
+    labels: Sequence[str],
+    values: Iterable[tuple[Sequence[str], float | None]],
+    unit: str = "",
 ) -> Metric:
-    """Add the value of each that reports one; return the family."""
-    for names, one in reported:
-        value = value_of(one)
+    """Return a family of the values that are known, each with its labels."""
+    family = kind(f"rankscope_{name}", about, labels=labels, unit=unit)
+    for names, value in values:
         if value is not None:
             family.add_metric(names, value)
     return family
@@ -187,22 +192,12 @@ def _filled(
 
 def _of_ranks(status: ClusterStatus) -> Iterator[Metric]:
     states = Counter(one.state for one in status.ranks)
-    ranks = GaugeMetricFamily("rankscope_ranks", "Ranks by state.", labels=["state"])
-    for state in _STATES:
-        ranks.add_metric([state], states[state])
-    yield ranks
-    values: tuple[tuple[str, str, str, Callable[[RankStatus], float | None]], ...] = (
-        ("cpu_cores", "", "Cores kept busy.", lambda one: one.cpu),
-        ("memory", "bytes", "Resident memory.", lambda one: one.memory),
-        ("gpu_memory", "bytes", "Memory held on the GPU.", lambda one: one.gpu_memory),
-        ("silence", "seconds", "Since the last status.", lambda one: one.heartbeat_age),
-    )
+    counts = (([state], states[state]) for state in _STATES)
+    yield _family(GaugeMetricFamily, "ranks", "Ranks by state.", ["state"], counts)
     reported = [([str(one.rank)], one) for one in status.ranks if one.alive]
-    for name, unit, about, value_of in values:
-        family = GaugeMetricFamily(
-            f"rankscope_{name}", about, labels=["rank"], unit=unit
-        )
-        yield _filled(family, reported, value_of)
+    for name, unit, about, value_of in _RANK_ROWS:
+        values = ((names, value_of(one)) for names, one in reported)
+        yield _family(GaugeMetricFamily, name, about, ["rank"], values, unit)
 
 
 def _of_groups(
@@ -214,106 +209,59 @@ def _of_groups(
         for group in one.groups
         if group.key in labels
     ]
+    # They begin anew where the group is rebuilt. Of what another version of Rankscope
+    # reports, only names that are known.
+    moved = [
+        ([*names, op.value], *group.moved[op.value])
+        for names, group in reported
+        for op in OpType
+        if op.value in group.moved
+    ]
+    ops = ((names, count) for names, count, _ in moved)
+    yield _family(CounterMetricFamily, "ops", "Ops completed, by kind.", _PER_OP, ops)
+    nbytes = ((names, size) for names, _, size in moved)
+    about = "Bytes of completed ops."
+    yield _family(CounterMetricFamily, "op", about, _PER_OP, nbytes, "bytes")
+    for kind, rows in _GROUP_ROWS.items():
+        for name, unit, about, value_of in rows:
+            values = ((names, value_of(one)) for names, one in reported)
+            yield _family(kind, name, about, _PER_RANK, values, unit)
     # Each generation counts anew: a rank that tells of an earlier one is not compared.
     front: dict[GroupKey, tuple[int, int]] = {}
     for _, group in reported:
         ahead = group.generation, group.issued or 0
         front[group.key] = max(front.get(group.key, ahead), ahead)
-
-    def lag(group: GroupStatus) -> float | None:
-        newest, most = front[group.key]
-        if group.issued is None or group.generation != newest:
-            return None
-        return most - group.issued
-
-    values: tuple[tuple[str, str, str, Callable[[GroupStatus], float | None]], ...] = (
-        ("in_flight", "", "Ops in flight.", lambda one: one.in_flight),
-        ("in_flight", "seconds", "Age of the oldest op in flight.", _age),
-        ("lag", "", "Collectives behind the rank that is ahead.", lag),
-        ("last_op", "seconds", "Duration of the last op.", _duration),
-        ("bus_bandwidth", "bytes_per_second", "Of the last op, on the bus.", _speed),
-        (
-            "aborted",
-            "",
-            "Whether the group is aborted.",
-            lambda one: float(one.state == "aborted"),
-        ),
+    lags = (
+        (names, front[one.key][1] - one.issued)
+        for names, one in reported
+        if one.issued is not None and one.generation == front[one.key][0]
     )
-    counted: tuple[tuple[str, str, str, Callable[[GroupStatus], float | None]], ...] = (
-        ("collectives", "", "Collectives issued.", lambda one: one.issued),
-        (
-            "op",
-            "seconds",
-            "From start to end of all ops; ops at a time add up.",
-            lambda one: one.op_seconds,
-        ),
-        (
-            "blocked",
-            "seconds",
-            "For which threads waited for ops.",
-            lambda one: one.blocked_seconds,
-        ),
-    )
-    # They begin anew where the group is rebuilt.
-    ops = CounterMetricFamily(
-        "rankscope_ops", "Ops completed, by kind.", labels=_PER_OP
-    )
-    moved = CounterMetricFamily(
-        "rankscope_op", "Bytes of completed ops.", labels=_PER_OP, unit="bytes"
-    )
-    for names, group in reported:
-        # Of what another version of Rankscope reports, only names that are known.
-        for op in OpType:
-            if op.value in group.moved:
-                count, nbytes = group.moved[op.value]
-                ops.add_metric([*names, op.value], count)
-                moved.add_metric([*names, op.value], nbytes)
-    yield ops
-    yield moved
-    for name, unit, about, value_of in counted:
-        counter = CounterMetricFamily(
-            f"rankscope_{name}", about, labels=_PER_RANK, unit=unit
-        )
-        yield _filled(counter, reported, value_of)
-    for name, unit, about, value_of in values:
-        gauge = GaugeMetricFamily(
-            f"rankscope_{name}", about, labels=_PER_RANK, unit=unit
-        )
-        yield _filled(gauge, reported, value_of)
-    late = GaugeMetricFamily(
-        "rankscope_late_ratio",
-        "Part of its last ops that the rank entered after the others.",
-        labels=_PER_RANK,
-    )
-    waits = GaugeMetricFamily(
-        "rankscope_waiting_ratio",
-        "Part of its time that the rank waited for late ones.",
-        labels=_PER_RANK,
-    )
-    for found in lateness.groups():
-        if found.key in labels:
-            for rank, one in found.ranks.items():
-                names = [labels[found.key], str(rank)]
-                late.add_metric(names, one.late / one.of if one.of else 0.0)
-                waits.add_metric(names, one.waits)
-    yield late
-    yield waits
+    about = "Collectives behind the rank that is ahead."
+    yield _family(GaugeMetricFamily, "lag", about, _PER_RANK, lags)
+    ranks = [
+        ([labels[found.key], str(rank)], one)
+        for found in lateness.groups()
+        if found.key in labels
+        for rank, one in found.ranks.items()
+    ]
+    late = ((names, one.late / one.of if one.of else 0.0) for names, one in ranks)
+    about = "Part of its last ops that the rank entered after the others."
+    yield _family(GaugeMetricFamily, "late_ratio", about, _PER_RANK, late)
+    waits = ((names, one.waits) for names, one in ranks)
+    about = "Part of its time that the rank waited for late ones."
+    yield _family(GaugeMetricFamily, "waiting_ratio", about, _PER_RANK, waits)
 
 
 def _of_events(events: Events, labels: dict[GroupKey, str]) -> Iterator[Metric]:
     # Zeros, too: Prometheus sees no increase in a series that begins with 1.
-    stalls = CounterMetricFamily("rankscope_stalls", "Ops that hung.", labels=["fault"])
-    for fault in Fault:
-        stalls.add_metric([fault.value], events.stalls[fault.value])
-    yield stalls
+    stalls = (([fault.value], events.stalls[fault.value]) for fault in Fault)
+    yield _family(CounterMetricFamily, "stalls", "Ops that hung.", ["fault"], stalls)
     for name, about, counts in (
         ("aborts", "Aborts of the group.", events.aborts),
         ("rebuilds", "Rebuilds of the group.", events.rebuilds),
     ):
-        family = CounterMetricFamily(f"rankscope_{name}", about, labels=["group"])
-        for key, label in labels.items():
-            family.add_metric([label], counts[key])
-        yield family
+        of_groups = (([label], counts[key]) for key, label in labels.items())
+        yield _family(CounterMetricFamily, name, about, ["group"], of_groups)
 
 
 def _labels(keys: Sequence[GroupKey]) -> dict[GroupKey, str]:
@@ -340,6 +288,10 @@ def _labels(keys: Sequence[GroupKey]) -> dict[GroupKey, str]:
     return labels
 
 
+def _is_aborted(group: GroupStatus) -> float:
+    return float(group.state == "aborted")
+
+
 def _age(group: GroupStatus) -> float | None:
     return 0.0 if group.oldest is None else group.oldest.elapsed
 
@@ -353,3 +305,28 @@ def _speed(group: GroupStatus) -> float | None:
     if done is None or not done.duration or done.duration < 0 or done.nbytes is None:
         return None
     return 1e9 * busbw(done.op, done.nbytes, done.duration, len(group.ranks))
+
+
+# A name, a unit, what it is, and the value for one that reports.
+_RANK_ROWS: tuple[_Row[RankStatus], ...] = (
+    ("cpu_cores", "", "Cores kept busy.", lambda one: one.cpu),
+    ("memory", "bytes", "Resident memory.", lambda one: one.memory),
+    ("gpu_memory", "bytes", "Memory held on the GPU.", lambda one: one.gpu_memory),
+    ("silence", "seconds", "Since the last status.", lambda one: one.heartbeat_age),
+)
+_OP_SECONDS = "From start to end of all ops; ops at a time add up."
+_BLOCKED = "For which threads waited for ops."
+_GROUP_ROWS: dict[_Kind, tuple[_Row[GroupStatus], ...]] = {
+    CounterMetricFamily: (
+        ("collectives", "", "Collectives issued.", lambda one: one.issued),
+        ("op", "seconds", _OP_SECONDS, lambda one: one.op_seconds),
+        ("blocked", "seconds", _BLOCKED, lambda one: one.blocked_seconds),
+    ),
+    GaugeMetricFamily: (
+        ("in_flight", "", "Ops in flight.", lambda one: one.in_flight),
+        ("in_flight", "seconds", "Age of the oldest op in flight.", _age),
+        ("last_op", "seconds", "Duration of the last op.", _duration),
+        ("bus_bandwidth", "bytes_per_second", "Of the last op, on the bus.", _speed),
+        ("aborted", "", "Whether the group is aborted.", _is_aborted),
+    ),
+}
