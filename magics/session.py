@@ -66,19 +66,13 @@ class Session:
         """Drop the cluster and close its board, which keeps the last state."""
         self._cluster = self.request = None
         self._verdicts = ()
-        board, self._board = self._board, None
-        watch, self._watch = self._watch, None
-        spans, self._spans = self._spans, None
-        metrics, self._metrics = self._metrics, None
-        if metrics is not None:
-            metrics.close()
-        if watch is not None:
-            watch.close()
-        if spans is not None:
-            spans.close()
-        if board is not None:
-            self._pinned = board.pinned
-            board.close()
+        if self._board is not None:
+            self._pinned = self._board.pinned
+        ending = self._metrics, self._watch, self._spans, self._board
+        self._metrics = self._watch = self._spans = self._board = None
+        for one in ending:
+            if one is not None:
+                one.close()
 
     def show_board(self, shell: InteractiveShell) -> None:
         """Show the cluster's board below the cell that runs."""

@@ -60,7 +60,7 @@ class Cells:
         self._shell = kernel.shell
         self._publisher = publisher
         self._before, self._after = before, after
-        self._main = threading.main_thread()
+        self._main = threading.main_thread().ident or 0
         self._pid = os.getpid()
         #: The number of the running cell, and when it began (``time.monotonic()``).
         self.number: int | None = None
@@ -101,10 +101,9 @@ class Cells:
 
     def place(self) -> Place:
         """Return where the main thread is, for a rank that asks why its op waits."""
-        assert self._main.ident is not None
         if not self.running:
             return Place("", self.last_exit)
-        return Place(self.source.innermost(self._main.ident))
+        return Place(self.source.innermost(self._main))
 
     # -- requests, on the control thread ------------------------------------
 
@@ -116,9 +115,8 @@ class Cells:
     def _interrupt(self, wanted: requests.Interrupt) -> bool:
         if not self.running:
             return False
-        assert self._main.ident is not None
         # To the main thread itself, so that a system call it waits in returns.
-        signal.pthread_kill(self._main.ident, signal.SIGINT)
+        signal.pthread_kill(self._main, signal.SIGINT)
         return True
 
     # -- hooks of IPython, on the main thread --------------------------------

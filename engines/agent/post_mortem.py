@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType, TracebackType
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any
 
 from IPython.core.debugger import Pdb
@@ -63,33 +63,19 @@ class Prompts:
         self._answers.put((number, line))
 
 
-class _Lines:
-    """The debugger's stdin."""
-
-    def __init__(self, prompts: Prompts, prompt: str) -> None:
-        self._prompts, self._prompt = prompts, prompt
-
-    def readline(self) -> str:
-        try:
-            return self._prompts.ask(self._prompt) + "\n"
-        except (KeyboardInterrupt, EOFError):
-            return ""
-
-
 class _Debugger(Pdb):
     """Names cells as all messages do, not by the files that IPython compiles them as.
 
     `name_cell` returns ``cell 7``, or ``None`` for a file.
     """
 
-    def __init__(self, name_cell: Callable[[str], str | None], stdin: _Lines) -> None:
+    def __init__(self, name_cell: Callable[[str], str | None], stdin: Any) -> None:
         super().__init__(stdin=stdin, stdout=sys.stdout)
         self._name_cell = name_cell
 
     def format_stack_entry(
         self, frame_lineno: tuple[FrameType, int], lprefix: str = ": "
     ) -> str:
-        """Return the lines of a frame, as `where`, `up` and `down` show them."""
         text = str(super().format_stack_entry(frame_lineno, lprefix))
         filename = self.canonic(frame_lineno[0].f_code.co_filename)
         return text.replace(filename, self._name_cell(filename) or filename)
@@ -129,9 +115,14 @@ class PostMortem:
         if error is None:
             self._publish({"refusal": f"no cell has failed on rank {rank}"})
             return
-        debugger = _Debugger(
-            self._name_cell, _Lines(self.prompts, f"rank {rank} ipdb> ")
-        )
+
+        def readline() -> str:
+            try:
+                return self.prompts.ask(f"rank {rank} ipdb> ") + "\n"
+            except (KeyboardInterrupt, EOFError):
+                return ""
+
+        debugger = _Debugger(self._name_cell, SimpleNamespace(readline=readline))
         # The notebook shows the prompt where it takes the line.
         debugger.use_rawinput = False
         debugger.prompt = ""

@@ -47,19 +47,17 @@ def push(
     frames = {name: pack(value) for name, value in variables.items()}
     every = [frame for some in frames.values() for frame in some]
     names, counts = list(frames), [len(some) for some in frames.values()]
-    view = _view(registry, ranks)
     answers: Mapping[int, str] = dict.fromkeys(ranks, UNREACHED)
     if size_of(every) >= LARGE:
         with _served(registry, ranks, every) as server:
             if server is not None:
-                result = view.apply_async(set_variables, names, counts, server.port)
+                call = set_variables, names, counts, server.port
                 tick = _ticking(server, progress)
-                answers = _get(registry, result, what, ranks, timeout, tick)
+                answers = _call(registry, ranks, call, what, timeout, tick)
     left = [rank for rank in ranks if answers[rank] == UNREACHED]
     if left:
-        view = _view(registry, left)
-        result = view.apply_async(set_variables, names, counts, None, *every)
-        answers = {**answers, **_get(registry, result, what, left, timeout)}
+        by_message = set_variables, names, counts, None, *every
+        answers = {**answers, **_call(registry, left, by_message, what, timeout)}
     errors = {rank: text for rank, text in answers.items() if text}
     if errors:
         raise ClusterError(f"{what}: {group_by_message(errors)}")
@@ -79,18 +77,17 @@ def pull(
     """
     wanted = [names] if isinstance(names, str) else list(names)
     what = f"pull of {label or ', '.join(wanted)}"
-    view, received = _view(registry, ranks), dict[int, list[Any]]()
+    received = dict[int, list[Any]]()
     with _served(registry, ranks) as server:
         port, tick = None, _nothing
         if server is not None:
             received, port = server.received, server.port
             tick = _ticking(server, progress)
-        result = view.apply_async(get_variables, wanted, port)
-        answers = _get(registry, result, what, ranks, timeout, tick)
+        call = get_variables, wanted, port
+        answers = _call(registry, ranks, call, what, timeout, tick)
     left = [rank for rank, (_, place, *_) in answers.items() if place == UNREACHED]
     if left:
-        result = _view(registry, left).apply_async(get_variables, wanted)
-        answers |= _get(registry, result, what, left, timeout)
+        answers |= _call(registry, left, (get_variables, wanted), what, timeout)
     found: dict[int, dict[str, Any]] = {rank: {} for rank in ranks}
     errors: dict[int, str] = {}
     for rank, (facts, place, *frames) in answers.items():
@@ -165,28 +162,24 @@ def _nothing() -> None:
     """Report no progress."""
 
 
-def _view(registry: EngineRegistry, ranks: Sequence[int]) -> Any:
-    _check_alive(registry, ranks)
-    return registry.client.direct_view(
-        [registry.slots[rank].engine_id for rank in ranks]
-    )
-
-
 def _check_alive(registry: EngineRegistry, ranks: Sequence[int]) -> None:
     dead = deaths(registry.slots, ranks)
     if dead:
         raise ClusterError("; ".join(dead.values()))
 
 
-def _get(
+def _call(
     registry: EngineRegistry,
-    result: Any,
-    what: str,
     ranks: Sequence[int],
+    call: Sequence[Any],
+    what: str,
     timeout: float | None,
     tick: Callable[[], None] = _nothing,
 ) -> dict[int, Any]:
-    """Return rank → its answer; call `tick` while it waits."""
+    """Return rank → its answer to a call; call `tick` while it waits."""
+    _check_alive(registry, ranks)
+    engines = [registry.slots[rank].engine_id for rank in ranks]
+    result = registry.client.direct_view(engines).apply_async(*call)
     _wait(registry, result, what, ranks, timeout, tick)
     values: list[Any] = result.get(0, return_exceptions=True)
     answers = dict(zip(ranks, values, strict=True))
