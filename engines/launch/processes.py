@@ -51,16 +51,14 @@ def is_stopped(pid: int, host: str | None = None) -> bool:
     return host in (None, socket.gethostname()) and process_end.is_stopped(pid)
 
 
-def wait_gone(processes: Iterable[psutil.Process], timeout: float) -> bool:
+def wait_gone(processes: Iterable[psutil.Process], timeout: float) -> None:
+    """Wait until all `processes` have ended, at most `timeout` s."""
     deadline = time.monotonic() + timeout
-    living = list(processes)
+    waiting = list(processes)
     # Not psutil.wait_procs: it waits for each in turn, and without end for a
     # zombie that its parent does not reap.
-    while living := [one for one in living if lives(one)]:
-        if time.monotonic() > deadline:
-            return False
+    while any(map(lives, waiting)) and time.monotonic() <= deadline:
         time.sleep(0.01)
-    return True
 
 
 def with_descendants(roots: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
