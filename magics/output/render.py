@@ -78,6 +78,22 @@ class Renderer:
         """Whether a front end shows more than text."""
         return self._kernel is not None
 
+    def _publish(
+        self,
+        data: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        display_id: str | None = None,
+        update: bool = False,
+    ) -> None:
+        """Show a display, below all that was printed, or update the one with the id."""
+        if not update:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        transient = None if display_id is None else {"display_id": display_id}
+        self._shell.display_pub.publish(
+            data, metadata, transient=transient, update=update
+        )
+
     @property
     def can_redraw(self) -> bool:
         """Whether shown items can be removed (not under ``%%capture``)."""
@@ -112,13 +128,10 @@ class Renderer:
 
     def _fold(self, items: Sequence[Item]) -> None:
         """Show errors as a line each, which opens to their tracebacks."""
-        sys.stdout.flush()
-        sys.stderr.flush()
         lines = brief_lines(item.contents for item in items)
         traces = (plain(report(item.contents, self._width > 0)) for item in items)
         html = DETAILS.format(escape("; ".join(lines)), escape("\n\n".join(traces)))
-        data = {"text/plain": "\n".join(lines), "text/html": html}
-        self._shell.display_pub.publish(data)
+        self._publish({"text/plain": "\n".join(lines), "text/html": html})
         # Several are one at the end.
         self._is_split |= self._has_folded
         self._has_folded = True
@@ -140,9 +153,7 @@ class Renderer:
         if not self._heading:
             return
         if self.is_rich:
-            html = HEADER.format(escape(self._heading))
-            data = {"text/html": html, "text/plain": self._heading}
-            self._shell.display_pub.publish(data)
+            self._publish(_header(self._heading))
         else:
             print(self._heading, flush=True)
 
@@ -161,11 +172,8 @@ class Renderer:
         if self.can_redraw:
             known = self._hang_id
             self._hang_id = known or new_display_id()
-            self._shell.display_pub.publish(
-                bundle or {"text/plain": "", "text/html": ""},
-                transient={"display_id": self._hang_id},
-                update=known is not None,
-            )
+            shown = bundle or {"text/plain": "", "text/html": ""}
+            self._publish(shown, None, self._hang_id, known is not None)
         elif bundle is not None:
             self._erase_line()
             sys.stdout.flush()
@@ -198,11 +206,7 @@ class Renderer:
             bars = bar_table(shown)
             if bars is not None:
                 bundle["text/html"] = bars
-            self._shell.display_pub.publish(
-                bundle,
-                transient={"display_id": self._partials},
-                update=known is not None,
-            )
+            self._publish(bundle, None, self._partials, known is not None)
         elif self._overwrites and rows:
             # A terminal can erase one line only.
             more = f" … ({len(rows)} lines)" if len(rows) > 1 else ""
@@ -259,9 +263,7 @@ class Renderer:
     ) -> None:
         """Show `items` as they are, or the tabs `panels` where those are several."""
         if sum(not all(one.is_text for one in held) for held in panels.values()) > 1:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            self._shell.display_pub.publish(tabs(sorted(panels.items())))
+            self._publish(tabs(sorted(panels.items())))
             return
         for is_text, found in groupby(items, key=lambda item: item.kind == "text"):
             if is_text:
@@ -275,30 +277,17 @@ class Renderer:
         if not self.is_rich:
             print(label_lines(bundle.text, item.ranks, self._width), end="", flush=True)
             return
-        sys.stdout.flush()
-        sys.stderr.flush()
         if self._width:
-            name = name_ranks(item.ranks)
-            self._shell.display_pub.publish(
-                {"text/html": HEADER.format(name), "text/plain": name}
-            )
-        transient: dict[str, Any] = {}
+            self._publish(_header(name_ranks(item.ranks)))
+        handle = None
         if bundle.display_id is not None:
-            transient["display_id"] = new_display_id()
-            self._handles[id(bundle)] = transient["display_id"]
-        self._shell.display_pub.publish(
-            bundle.data, bundle.metadata, transient=transient
-        )
+            handle = self._handles[id(bundle)] = new_display_id()
+        self._publish(bundle.data, bundle.metadata, handle)
 
     def update(self, bundle: Bundle) -> None:
         handle = self._handles.get(id(bundle))
         if handle is not None:
-            self._shell.display_pub.publish(
-                bundle.data,
-                bundle.metadata,
-                transient={"display_id": handle},
-                update=True,
-            )
+            self._publish(bundle.data, bundle.metadata, handle, update=True)
 
     # -- after the end -----------------------------------------------------------
 
@@ -311,9 +300,8 @@ class Renderer:
         for entry in entries:
             content = entry.content
             if entry.kind == "display" and self.is_rich:
-                name = name_ranks([rank])
-                header = {"text/html": HEADER.format(name), "text/plain": name}
-                for data, metadata in ((header, {}), (content.data, content.metadata)):
+                own = content.data, content.metadata
+                for data, metadata in ((_header(name_ranks([rank])), {}), own):
                     shown = {"data": data, "metadata": metadata, "transient": {}}
                     private.publish(self._kernel, "display_data", shown, self._parent)
                 continue
@@ -329,6 +317,10 @@ class Renderer:
             stream = getattr(sys, name)
             stream.write(text)
             stream.flush()
+
+
+def _header(text: str) -> dict[str, str]:
+    return {"text/html": HEADER.format(escape(text)), "text/plain": text}
 
 
 def label_width(ranks: Sequence[int]) -> int:
