@@ -75,6 +75,8 @@ def two_groups() -> tuple[ClusterStatus, list[Verdict]]:
                 statuses.group(key.name, key.ranks, **(flying if key == own else {}))
                 for key in (rows, columns)
             ),
+            state="busy",
+            cell=7,
         )
         for rank, own in enumerate((rows, columns))
     ]

@@ -34,6 +34,7 @@ def tabs_of(
 ) -> list[dict[str, Any]]:
     """Return the data of the tab of each group."""
     names = [group.name for group in groups]
+    keys = {group.key for group in groups}
     copies = _copies(groups)
     found = []
     for group in groups:
@@ -43,7 +44,11 @@ def tabs_of(
         if group.library:
             label += f" · {group.library}"
         info = group.info(label, on_group(verdicts, group.key))
-        found.append({**info, "copy": group.key in copies})
+        facts = info["facts"]
+        name, count = _counted(group.key.name)
+        if count > 1 and GroupKey(name, group.ranks) in keys:
+            facts = [facts[0], f"number {count} of this name", *facts[1:]]
+        found.append({**info, "facts": facts, "copy": group.key in copies})
     return found
 
 

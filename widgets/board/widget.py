@@ -249,7 +249,8 @@ class Board(anywidget.AnyWidget):
             text,
             self.name,
             when,
-            self._shell.execution_count,
+            # Not that of the shell, which newer IPythons have counted up already.
+            self._shell.displayhook.prompt_count,
             picture_of(verdict),
             bool(verdict.cycle),
         )

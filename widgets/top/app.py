@@ -92,6 +92,10 @@ class TopApp(App[str]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
         Binding("question_mark", "help", "Help", key_display="?"),
+        # What ends a hang comes first: a narrow terminal cuts the others off.
+        Binding("a", "abort", "Abort"),
+        Binding("b", "rebuild", "Rebuild"),
+        Binding("d", "diagnose", "Diagnose"),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("less_than_sign", "sort(-1)", "Sort", key_display="< >"),
         Binding("greater_than_sign", "sort(1)", "sort right", show=False),
@@ -99,9 +103,6 @@ class TopApp(App[str]):
         Binding("g", "groups", "Groups"),
         Binding("tab", "group(1)", "next group", show=False, priority=True),
         Binding("shift+tab", "group(-1)", "group before", show=False, priority=True),
-        Binding("d", "diagnose", "Diagnose"),
-        Binding("a", "abort", "Abort"),
-        Binding("b", "rebuild", "Rebuild"),
         # Not among the keys at the bottom, for which 80 columns have no room.
         Binding("f", "fold", "fold", show=False),
         Binding("c", "culprits", "culprits", show=False),

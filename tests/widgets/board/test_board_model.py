@@ -265,6 +265,14 @@ class TestGroups:
         assert copies(used, rows[1]) == []
         assert copies(rows[0], group("rows (2)", (0, 2))) == []
 
+    def test_the_copy_that_has_the_tab_says_which_one_it_is(self) -> None:
+        names = ("rows", "rows (3)", "cols (2)")
+        found = model(rank(0, *(group(name, (0, 1)) for name in names)))
+        facts = {tab["label"]: tab["facts"][:2] for tab in found.tabs()}
+        assert facts["rows (3)"] == ["ranks 0–1", "number 3 of this name"]
+        # Of one whose name may be a program's own nothing is known.
+        assert facts["cols (2)"] == ["ranks 0–1", "cpu:tcp"]
+
     def test_a_group_that_hangs_says_so(self) -> None:
         status, verdicts = simulated.hang(4, 2)
         found = model(*status.ranks)

@@ -205,6 +205,26 @@ def test_that_of_a_cell_goes_once_the_cell_has_ended(
     assert not bar.is_visible()
 
 
+@pytest.mark.parametrize("by", ["an abort", "the end of the kernel"])
+def test_that_of_a_cell_gives_way_to_why_it_hung(scene: Scene, by: str) -> None:
+    """In a page that was loaded again: the kernel takes its output from others."""
+    page = scene.page.page
+    scene.take(*simulated.hang(4, 2))
+    page.evaluate(
+        "html => document.body.insertAdjacentHTML('afterbegin', html)",
+        hang_html("why", "the-board", "14:03:12", 7),
+    )
+    bar = page.locator(".rankscope-hang")
+    until(bar.is_visible, 30)
+    if by == "an abort":
+        aborted = statuses.group(ranks=range(4), state="aborted", reason="by hand")
+        scene.take(statuses.cluster(*(statuses.rank(n, aborted) for n in range(4))))
+    else:
+        page.evaluate("() => window.restart()")
+    until(page.get_by_text("As of 14:03:12: why").is_visible, 30)
+    assert not bar.is_visible()
+
+
 def test_it_opens_the_board_of_the_same_model(scene: Scene) -> None:
     opener = _bar(scene).get_by_role("button", name="Board")
     opener.click()

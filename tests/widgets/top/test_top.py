@@ -282,6 +282,13 @@ class TestShown:
                 lambda: all(0 < one.region.right <= 80 for one in keys(screen)), "room"
             )
 
+        async def narrow(screen: Screen) -> None:
+            def fit() -> set[str]:
+                return {k.description for k in keys(screen) if 0 < k.region.right <= 50}
+
+            await screen.until(lambda: {"Abort", "Rebuild"} <= fit(), "the way out")
+
+        on_screen(hung(2, 1), narrow, (50, 16))
         size = 80, 24
         on_screen(script(hung(2, 1), rebuild="it is a script"), job, size)
         on_screen(hung(64, 17), cluster, size)

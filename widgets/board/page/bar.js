@@ -83,8 +83,8 @@ export class Bar {
     if (!this.element.parentElement || this.element.hidden) return;
     const rows = [...this.store.rows.values()].flatMap((ranks) => [...ranks.values()]);
     const cells = new Set(rows.filter(({ cell }) => cell).map(({ cell }) => Number(cell)));
-    const hangs = this.store.headline.mood === "error" && this.store.live;
-    const over = cells.size ? Math.min(...cells) > this.cell : !hangs;
+    // No rank may be in a cell; and the text says more than that there is no kernel.
+    const over = this.store.connection.closed || Math.min(...cells) > this.cell;
     for (const child of this.element.parentElement.children) child.hidden = !over;
     this.element.hidden = over;
   }

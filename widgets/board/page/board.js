@@ -71,8 +71,8 @@ export class Board {
     this.tools = new TableTools(this.table);
     this.table.onLook = () => this.request();
     this.groups = new GroupList((id) => this.open(id));
-    const split = make("div", "split");
-    split.append(this.table.element, this.groups.element);
+    this.split = make("div", "split", null, { role: "tabpanel" });
+    this.split.append(this.table.element, this.groups.element);
     this.timeline = new Timeline(this.store, goTo);
     this.fold = make("button", "fold", "Timeline", {
       type: "button",
@@ -83,7 +83,7 @@ export class Board {
     this.buttons = makeActions(this);
     this.body.append(
       head, this.banner.element, this.news, this.stacks.element, this.tabs.element, this.map.element,
-      this.tools.element, split, this.fold, this.timeline.element,
+      this.tools.element, this.split, this.fold, this.timeline.element,
     );
     this.scrolled = 0;
     const rows = this.table.element;
@@ -108,6 +108,11 @@ export class Board {
     }
     const changed = change.rows.get(this.group);
     if (changed) this.table.mark(changed);
+    // Out of sight the rest is not drawn; this is what a screen reader tells.
+    if (!this.visible && (change.head || change.banner || change.groups)) {
+      this.banner.show(this.store.headline);
+      this.buttons.update();
+    }
     // A hang begins or ends: that is not to wait for the next request.
     if (change.banner && this.store.headline.mood === "error") this.asked = undefined;
     this.request();
@@ -197,7 +202,12 @@ export class Board {
     const [first] = this.store.tabs;
     const kept = this.store.shown.chosen || first?.id !== ALL || this.followed;
     if (this.tab() === undefined || (!kept && this.group !== ALL)) this.show(first?.id ?? null);
+    this.select();
+  }
+
+  select() {
     this.tabs.select(this.group);
+    setAttribute(this.split, "aria-label", this.tab()?.label ?? "");
   }
 
   /** Open a tab for the user. */
@@ -221,7 +231,7 @@ export class Board {
   show(id) {
     this.group = id;
     this.groups.element.hidden = id !== ALL;
-    this.tabs.select(id);
+    this.select();
     this.table.show(id);
     this.buttons.update();
     this.store.shown.group = id;

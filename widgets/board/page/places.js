@@ -27,9 +27,10 @@ export function goToLine(element, source, name) {
   if (!cell) return false;
   const line = cell.querySelectorAll(".cm-line")[Number(found[2]) - 1] ?? cell;
   line.scrollIntoView({ block: "nearest" });
+  const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   line.animate(
     [{ background: "color-mix(in srgb, var(--jp-warn-color1) 45%, transparent)" }, {}],
-    { duration: 1800, easing: "ease-out" },
+    { duration: 1800, easing: still ? "step-end" : "ease-out" },
   );
   return true;
 }
