@@ -15,6 +15,7 @@ from typing import Any
 from rankscope.backends import is_gloo_available, unavailable_reason
 from rankscope.backends.ucx import library
 from tools.other_environments import TORCH, torch_python
+from tools.support_table import put
 
 from . import (
     all_reduce,
@@ -35,7 +36,6 @@ from .table import Row, machine, markdown
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 CHOICE_PAGE = ROOT / "docs" / "which_backend.md"
-BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PARTS = (
     "all_reduce",
     "coalescing",
@@ -66,12 +66,8 @@ def _say(text: str) -> None:
 
 
 def _publish(text: str, page: Path) -> None:
-    content = page.read_text(encoding="utf-8")
-    before, begin, rest = content.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"{page.name} lacks the lines {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    content = put(page.read_text(encoding="utf-8"), "make bench", text)
+    page.write_text(content, encoding="utf-8")
     _say(f"Written into {page.name}.")
 
 

@@ -87,15 +87,12 @@ class Row:
         return row
 
     @classmethod
-    def within(
-        cls, what: str, took: Sequence[float], budget: float, reference: str = ""
-    ) -> Row:
+    def within(cls, what: str, took: Sequence[float], budget: float) -> Row:
         """Return a row of the median and the longest time, which has the budget."""
         worst = max(took)
         return cls(
             what,
             f"{duration(median(took))} ({duration(worst)})",
-            reference,
             budget=f"≤ {duration(budget)}",
             passed=worst <= budget,
         )

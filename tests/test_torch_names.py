@@ -31,7 +31,7 @@ def test_the_page_is_that_of_the_code() -> None:
 
 
 def test_a_page_without_a_place_for_the_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="no place for the names"):
+    with pytest.raises(ValueError, match="no place for 'names'"):
         torch_names.page("")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -13,15 +14,49 @@ from typing import Any
 import nbformat
 from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.manager import AsyncKernelManager, KernelManager
 from nbclient import NotebookClient
 
-from .kernel_ports import WithOwnPorts
+from rankscope.engines.launch.ports import reserved_ports
+
 from .kernelspec import ARGUMENT
 
-__all__ = ["CellRun", "execute", "outputs_of", "text_of", "without_codes"]
+__all__ = [
+    "CellRun",
+    "WithOwnPorts",
+    "execute",
+    "outputs_of",
+    "text_of",
+    "without_codes",
+]
 
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+#: The ports of a kernel, as its manager calls them.
+_PORTS = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
+
+
+class WithOwnPorts(KernelManager):
+    """Reserves the ports of its kernel.
+
+    By itself a manager chooses ports of the range that connections get theirs from,
+    and the kernel listens a second later: "Address already in use" on a busy machine.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._reserved = contextlib.ExitStack()
+        ports = self._reserved.enter_context(reserved_ports(len(_PORTS)))
+        # Too few are free: as by itself.
+        self.cache_ports = self.cache_ports and not ports
+        for name, port in zip(_PORTS, ports, strict=False):
+            setattr(self, name, port)
+
+    async def _async_cleanup_resources(self, restart: bool = False) -> None:
+        await super()._async_cleanup_resources(restart=restart)
+        if not restart:
+            self._reserved.close()
 
 
 class _ThisInterpreter(WithOwnPorts, AsyncKernelManager):

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tools.install import install
@@ -101,40 +102,38 @@ def torch_python(
     return _environment(name, base, wanted, check, what, report, report_missing)
 
 
-def mpich_python(report: Report, report_missing: Report) -> str | None:
-    """Return the Python of ``.venv-mpich``, of our own version; see `torch_python`."""
-    check = "import rankscope, ipyparallel, pytest_timeout, scipy, mpi4py, ml_dtypes"
-    wanted = (*NEEDED, *MPI_TESTS)
+def _of_this_python(name: str, report: Report, report_missing: Report) -> str | None:
+    """Return the Python of an environment of our own version; see `torch_python`."""
+    wanted, check, what = _OF_THIS_PYTHON[name]
     base = getattr(sys, "_base_executable", sys.executable)
+    wanted = (*NEEDED, *wanted)
     return _environment(
-        ".venv-mpich", base, wanted, check, "MPICH (once)", report, report_missing
+        f".venv-{name}", base, wanted, check, what, report, report_missing
     )
 
 
-def nccl_python(report: Report, report_missing: Report) -> str | None:
-    """Return the Python of ``.venv-nccl``, of our own version; see `torch_python`."""
-    check = "import rankscope, pytest_timeout, cupy, nccl.core, cuda.bindings"
-    wanted = (*NEEDED, *NCCL_TESTS)
-    base = getattr(sys, "_base_executable", sys.executable)
-    what = "nccl4py and cupy (once; a large download)"
-    return _environment(".venv-nccl", base, wanted, check, what, report, report_missing)
-
-
-def notebook_python(report: Report, report_missing: Report) -> str | None:
-    """Return the Python of ``.venv-notebook``, of our own version; see `torch_python`.
-
-    It has Notebook 7 and ipykernel 6.
-    """
-    check = (
+#: What each has, a check of that, and what it is made for.
+_OF_THIS_PYTHON = {
+    "mpich": (
+        MPI_TESTS,
+        "import rankscope, ipyparallel, pytest_timeout, scipy, mpi4py, ml_dtypes",
+        "MPICH (once)",
+    ),
+    "nccl": (
+        NCCL_TESTS,
+        "import rankscope, pytest_timeout, cupy, nccl.core, cuda.bindings",
+        "nccl4py and cupy (once; a large download)",
+    ),
+    "notebook": (
+        NOTEBOOK_TESTS,
         "import rankscope.magics, rankscope.widgets.board.widget, notebook, ipykernel;"
-        "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6"
-    )
-    wanted = (*NEEDED, *NOTEBOOK_TESTS)
-    base = getattr(sys, "_base_executable", sys.executable)
-    what = "Notebook 7 and ipykernel 6 (once)"
-    return _environment(
-        ".venv-notebook", base, wanted, check, what, report, report_missing
-    )
+        "assert notebook.version_info[0] == 7 and ipykernel.version_info[0] == 6",
+        "Notebook 7 and ipykernel 6 (once)",
+    ),
+}
+mpich_python, nccl_python, notebook_python = (
+    partial(_of_this_python, name) for name in _OF_THIS_PYTHON
+)
 
 
 def _environment(
@@ -146,18 +145,10 @@ def _environment(
     report: Report,
     report_missing: Report,
 ) -> str | None:
-    """Return the Python of the environment `name`, in which `check` runs.
+    """Return the Python of `name`, made by that of `base` to have what is `wanted`.
 
-    Parameters
-    ----------
-    name, base
-        The folder of the environment, and the Python that makes it.
-    wanted
-        Packages to install.
-    check
-        Python code that succeeds in an environment which is complete.
-    what
-        What the environment is made for, in the report.
+    `check` is Python code that succeeds in an environment which is complete; `what`
+    tells in the report what it is made for.
     """
     with _locked(name):
         folder = ROOT / name
@@ -198,9 +189,7 @@ def _locked(name: str) -> Iterator[None]:
 #: By the names that the command line takes; ``torch==2.14.1`` is another torch.
 _MAKERS: Mapping[str, Callable[..., str | None]] = {
     "torch": torch_python,
-    "mpich": mpich_python,
-    "notebook": notebook_python,
-    "nccl": nccl_python,
+    **{name: partial(_of_this_python, name) for name in _OF_THIS_PYTHON},
 }
 
 if __name__ == "__main__":

@@ -139,7 +139,6 @@ def _says_where(app: TopApp) -> bool:
 
 
 def main() -> None:
-    """Take all pictures."""
     with chromium() as browser:
         gallery.take(browser)
         take_hang(browser, gallery.file_of("hang"))

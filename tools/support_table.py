@@ -8,7 +8,6 @@ defines, and what its `check` refuses.
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ __all__ = [
     "main",
     "ops",
     "page",
+    "put",
     "reductions",
     "support",
 ]
@@ -265,16 +265,21 @@ def page(text: str) -> str:
     tables = {"ops": _ops_table(), "made": _made_table()}
     tables |= {f"{name} reductions": _dtypes_table(name) for name in classes()}
     for name, table in tables.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(f"{PAGE.name} has no place for {name!r}: {begin} {end}")
-        text = pattern.sub(f"{begin}\n\n{table}\n\n{end}", text)
+        text = put(text, name, table)
     return text
 
 
+def put(page: str, name: str, content: str) -> str:
+    """Return `page` with a new content between the markers of `name`."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = page.partition(begin)
+    _, ends, after = rest.partition(end)
+    if not found or not ends:
+        raise ValueError(f"the page has no place for {name!r}: {begin} {end}")
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
 def main() -> int:
-    """Update the page."""
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 

@@ -7,13 +7,13 @@ Writes it into ``docs/torch_names.md``, between its markers. The names are those
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import rankscope as dist
 from rankscope import device_mesh
+from tools.support_table import put
 
 __all__ = ["PAGE", "TORCH", "WHY_NOT", "find", "main", "names", "page"]
 
@@ -126,15 +126,10 @@ def page(text: str) -> str:
     table = "\n".join(
         [f"| torch.distributed {TORCH} | rankscope |", "| --- | --- |", *rows]
     )
-    begin, end = "<!-- names: begin -->", "<!-- names: end -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"{PAGE.name} has no place for the names: {begin} {end}")
-    return pattern.sub(lambda _: f"{begin}\n\n{table}\n\n{end}", text)
+    return put(text, "names", table)
 
 
 def main() -> int:
-    """Update the page."""
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 

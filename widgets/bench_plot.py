@@ -40,7 +40,6 @@ class Series:
 
 
 def colour(place: int) -> str:
-    """Return the colour of the line number `place`."""
     return _COLOURS[place % len(_COLOURS)]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import group_by, name_ranks
 
 from .tables import page_file, style_of
 
@@ -126,11 +126,9 @@ def _box(box: Box, width: float, ranks: Sequence[int], least: float) -> str:
 
 def _by_rank(seconds: Sequence[float], ranks: Sequence[int]) -> str:
     """Return ``0.1 s on rank 0 · 4.9 s on ranks 1–3``."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, spent in zip(ranks, seconds, strict=True):
-        if spent < 0.05 <= max(seconds):
-            continue
-        ranks_of.setdefault(f"{spent:.1f} s", []).append(rank)
+    spent = dict(zip(ranks, seconds, strict=True))
+    told = [rank for rank in spent if not spent[rank] < 0.05 <= max(seconds)]
+    ranks_of = group_by(told, lambda rank: f"{spent[rank]:.1f} s")
     return " · ".join(f"{text} on {name_ranks(of)}" for text, of in ranks_of.items())
 
 

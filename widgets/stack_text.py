@@ -24,14 +24,14 @@ def stack_text(found: RankStacks, every: bool = False) -> str:
 
     What Rankscope does inside an op is left out, unless `every` is set.
     """
-    ranks_of: dict[tuple[Stack, ...], list[int]] = {}
-    for rank, stacks in sorted(found.stacks.items()):
-        shown = stacks
-        if not every:
-            shown = [
-                one._replace(frames=without_internals(one.frames)) for one in stacks
-            ]
-        ranks_of.setdefault(tuple(shown), []).append(rank)
+
+    def shown(rank: int) -> tuple[Stack, ...]:
+        return tuple(
+            one if every else one._replace(frames=without_internals(one.frames))
+            for one in found.stacks[rank]
+        )
+
+    ranks_of = group_by(sorted(found.stacks), shown)
     blocks = [_block(stacks, ranks) for stacks, ranks in ranks_of.items()]
     return "\n\n".join([*blocks, *_silent(found.errors)])
 

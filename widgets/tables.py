@@ -155,7 +155,6 @@ def block_html(parts: Sequence[str]) -> str:
 
 
 def paragraph_html(html: str, quiet: bool = False) -> str:
-    """Return a paragraph."""
     return f'<p style="margin:0 0 .35em{f";{_QUIET}" if quiet else ""}">{html}</p>'
 
 
@@ -167,7 +166,6 @@ def fold_html(title: str, html: str, opens: bool) -> str:
 
 @functools.cache
 def page_file(name: str) -> str:
-    """Return the text of a file in the folder ``page``."""
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -143,7 +143,6 @@ def labels(edge: Edge, at: Point, anchor: str, side: int | None) -> str:
 
 
 def outline(place: Point, node: Node) -> str:
-    """Return the outline of a node."""
     x, y = place
     dashes = ' stroke-dasharray="3 3"' if node.dashed else ""
     return (
@@ -153,7 +152,6 @@ def outline(place: Point, node: Node) -> str:
 
 
 def number(place: Point, node: Node) -> str:
-    """Return the text of a node."""
     x, y = place
     return (
         f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" '

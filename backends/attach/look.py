@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..post_mortem.report import VERSION, Report
-from ..rank_sets import format_ranks, name_ranks, tell_ranks
+from ..rank_sets import format_ranks, group_by, name_ranks, tell_ranks
 from .jobs import Job
 from .stacks import Stack
 
@@ -35,9 +35,8 @@ class Look:
     def title(self) -> str:
         """``torchrun 4711: ranks 0–3 of 4 (pids 4720–4723): train.py --lr 0.1``."""
         job = self.job
-        name = " ".join(
-            one for one in (job.launcher, str(job.pid or ""), _in_brackets(job)) if one
-        )
+        parts = (job.launcher, str(job.pid or ""), f"({job.id})" if job.id else "")
+        name = " ".join(filter(None, parts))
         return f"{name or 'processes'}: {_who(job)}: {_command(job.command)}"
 
     @property
@@ -59,17 +58,14 @@ class Look:
 
     def _without_rank(self) -> list[str]:
         """Return ``processes 4720–4723 are at train.py:88``; alike ones once."""
-        alike: dict[tuple[str, str], list[int]] = {}
-        for member in self.job.members:
-            if member.rank is None:
-                pid = member.process.pid
-                alike.setdefault(_told(self.stacks[pid]), []).append(pid)
+        pids = (one.process.pid for one in self.job.members if one.rank is None)
+        alike = group_by(pids, lambda pid: _told(self.stacks[pid]))
         lines = []
-        for (verb, told), pids in alike.items():
-            if len(pids) > 1:
+        for (verb, told), those in alike.items():
+            if len(those) > 1:
                 verb = _VERBS.get(verb, verb)
-            who = "process" if len(pids) == 1 else "processes"
-            lines.append(f"{who} {_numbers(pids)} {verb} {told}")
+            who = "process" if len(those) == 1 else "processes"
+            lines.append(f"{who} {_numbers(those)} {verb} {told}")
         return lines
 
     def _problems(self) -> list[str]:
@@ -101,7 +97,8 @@ class Look:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job as ``rankscope diagnose --jobs --json`` writes it."""
-        job = self.job
+        job, found = self.job, self.report.as_dict()
+        del found["version"]
         return {
             "launcher": job.launcher,
             "id": job.id,
@@ -116,11 +113,7 @@ class Look:
                 for one in job.members
             ],
             "notes": self._notes(),
-            **{
-                key: value
-                for key, value in self.report.as_dict().items()
-                if key != "version"
-            },
+            **found,
         }
 
 
@@ -132,10 +125,6 @@ def as_json(looks: Iterable[Look], problems: Sequence[str] = ()) -> str:
 
 
 # -- texts -----------------------------------------------------------------------
-
-
-def _in_brackets(job: Job) -> str:
-    return f"({job.id})" if job.id else ""
 
 
 def _who(job: Job) -> str:

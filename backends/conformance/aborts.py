@@ -17,15 +17,21 @@ from ..work.state import WorkState
 from ..work.work import Work
 from .calls import claimed, claims, connect, first_claimed, start
 from .expect import same
-from .trial import Rule, Trial, Unclaimed
+from .trial import Rules, Trial, Unclaimed
 from .waiting import until
 
 __all__ = ["RULES", "abort_hung_op"]
+
+RULES = Rules()
 
 # Seconds that a rule waits for a late write of the backend.
 _TOO_LATE = 0.3
 
 
+@RULES.contract(
+    "abort while hung",
+    "an abort ends every wait on an op that hangs, and the group is rebuilt",
+)
 def abort_in_each_op(trial: Trial) -> None:
     """Hang in each op, with another one queued behind it; abort; rebuild."""
     names = claimed(trial)
@@ -129,7 +135,11 @@ def check_group(trial: Trial) -> None:
         same(trial.arrays.read(y), sum(range(trial.size + 1)))
 
 
-def abort_running(late: bool, trial: Trial) -> None:
+@RULES.contract(
+    "abort while running",
+    "an abort ends an op that all ranks are in, and the group is rebuilt",
+)
+def abort_running(trial: Trial, late: bool = False) -> None:
     """Abort an op that every rank is in, at whatever point; rebuild.
 
     With `late`, check that the backend does not write to its array afterwards.
@@ -186,26 +196,7 @@ def _run_and_abort(trial: Trial, x: Any, at_once: bool, reason: str) -> None:
     work.wait(trial.options.timeout)
 
 
-RULES = [
-    Rule(
-        "contract",
-        "abort while hung",
-        "an abort ends every wait on an op that hangs, and the group is rebuilt",
-        abort_in_each_op,
-        ranks=2,
-    ),
-    Rule(
-        "contract",
-        "abort while running",
-        "an abort ends an op that all ranks are in, and the group is rebuilt",
-        partial(abort_running, False),
-        ranks=2,
-    ),
-    Rule(
-        "contract",
-        "no write after the end",
-        "a backend writes to no array whose Work is over, however it ended",
-        partial(abort_running, True),
-        ranks=2,
-    ),
-]
+RULES.contract(
+    "no write after the end",
+    "a backend writes to no array whose Work is over, however it ended",
+)(partial(abort_running, late=True))

@@ -35,7 +35,6 @@ class _Call:
         return self._trial.array(given, values.dtype)
 
     def parts(self, *, blank: bool = False) -> list[Any]:
-        """Return an array for each rank."""
         values = np.zeros_like(self._values) if blank else self._values
         ranks = range(self._trial.size)
         return [self._trial.array(values, values.dtype) for _ in ranks]

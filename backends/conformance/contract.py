@@ -24,10 +24,12 @@ from .calls import claimed, connect, first_claimed, start
 from .expect import same
 from .leaks import Snapshot
 from .reference import reduced
-from .trial import Rule, Trial, Unclaimed
+from .trial import Rules, Trial, Unclaimed
 from .waiting import until
 
 __all__ = ["RULES"]
+
+RULES = Rules()
 
 # An op that needs every rank, so that it cannot end while one is absent.
 _JOINT = ("all_reduce", "all_gather", "all_to_all", "barrier")
@@ -48,8 +50,11 @@ def _last_rank_enters_later(trial: Trial, keys: list[str], limit: float) -> None
         time.sleep(0.01)
 
 
+@RULES.contract(
+    "returns at once",
+    "a method returns its Work at once, and the op waits for every rank",
+)
 def returns_at_once(trial: Trial) -> None:
-    """Ops issued while a rank is absent return a Work at once and wait for the rank."""
     names = [name for name in claimed(trial) if name in _JOINT]
     if not names:
         raise Unclaimed(f"the backend does not claim {' or '.join(_JOINT)}")
@@ -81,8 +86,8 @@ def returns_at_once(trial: Trial) -> None:
     trial.held(len(works))
 
 
+@RULES.contract("runs in order", "ops run in the order of issue")
 def runs_in_order(trial: Trial) -> None:
-    """Ops in flight on one array run in the order of issue."""
     had = claimed(trial)
     if "all_reduce" in had and (second := _other_reduction(trial)):
         _two_reductions(trial, second)
@@ -155,8 +160,11 @@ def _two_calls(
     trial.held(len(works))
 
 
+@RULES.contract(
+    "reports start and end",
+    "the Work of an op that runs is STARTED, and its times are in order",
+)
 def reports_start_and_end(trial: Trial) -> None:
-    """A Work is STARTED while its op runs, and its times are in order."""
     name, limit = first_claimed(trial, *_JOINT), trial.options.report_seconds
     connect(trial)
     trial.meet("start")
@@ -188,8 +196,10 @@ def reports_start_and_end(trial: Trial) -> None:
     trial.held()
 
 
+@RULES.contract(
+    "goes on alone", "an op ends and calls its callbacks while no thread waits for it"
+)
 def goes_on_alone(trial: Trial) -> None:
-    """An op ends, and calls its callbacks once, while no thread waits for it."""
     name, limit = first_claimed(trial, *_JOINT), trial.options.report_seconds
     calls: list[tuple[bool, threading.Thread]] = []
     (work,) = start(trial, name, trial.array(np.ones(1000)))
@@ -221,8 +231,11 @@ class _ProgramError(Exception):
     """What a program raises whose ``finally`` destroys its group."""
 
 
+@RULES.contract(
+    "destroy in flight",
+    "a group with an op in flight is destroyed at once after an error",
+)
 def destroy_in_flight(trial: Trial) -> None:
-    """A group with an op in flight is destroyed at once after an error; the op ends."""
     name = first_claimed(trial, *_JOINT)
     connect(trial)
     work: Work | None = None
@@ -247,8 +260,11 @@ def destroy_in_flight(trial: Trial) -> None:
     trial.held()
 
 
+@RULES.contract(
+    "leaves nothing behind",
+    "groups that come and go leave no descriptor, thread or process",
+)
 def leaves_nothing(trial: Trial) -> None:
-    """Groups that come and go leave no descriptor, thread or process behind."""
     cycles = trial.options.cycles
     names = [name for name in claimed(trial) if name in _JOINT]
     name = names[0] if names else ""
@@ -297,37 +313,3 @@ def _settled(trial: Trial, meeting: str) -> Snapshot:
     if meeting:
         trial.meet(f"{meeting}, taken")
     return found
-
-
-def _rule(name: str, promise: str, body: Any) -> Rule:
-    return Rule("contract", name, promise, body, ranks=2)
-
-
-RULES = [
-    _rule(
-        "returns at once",
-        "a method returns its Work at once, and the op waits for every rank",
-        returns_at_once,
-    ),
-    _rule("runs in order", "ops run in the order of issue", runs_in_order),
-    _rule(
-        "reports start and end",
-        "the Work of an op that runs is STARTED, and its times are in order",
-        reports_start_and_end,
-    ),
-    _rule(
-        "goes on alone",
-        "an op ends and calls its callbacks while no thread waits for it",
-        goes_on_alone,
-    ),
-    _rule(
-        "destroy in flight",
-        "a group with an op in flight is destroyed at once after an error",
-        destroy_in_flight,
-    ),
-    _rule(
-        "leaves nothing behind",
-        "groups that come and go leave no descriptor, thread or process",
-        leaves_nothing,
-    ),
-]

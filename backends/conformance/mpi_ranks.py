@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener
 from typing import Any
@@ -55,46 +54,39 @@ class MPIRanks(Ranks):
         env: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self._prepare(size, function, args, timeout)
+        self._options = options
         self._pids: list[int] = []
+        super().__init__(size, function, *args, timeout=timeout, env=env)
+
+    def _launch(self) -> None:
         address = os.path.join(self._folder.name, "ranks")
         program = mpiexec()
         assert program is not None
         command = [
-            *(program, "-n", str(size)),
+            *(program, "-n", str(self.size)),
             *(["--oversubscribe"] if is_open_mpi() else []),
-            *options,
+            *self._options,
             *(sys.executable, "-m", PROGRAM, address),
         ]
-        try:
-            with Listener(address) as listener, open(self._log(0), "wb") as log:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=self._folder.name,
-                    start_new_session=True,
-                    env=self._environment() | dict(env or {}),
-                )
-                self._processes.append(process)
-                self._meet(listener)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
+        own = {
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             # A killed mpiexec leaves its session files, which one with the same pid
             # fails on.
             "PRTE_MCA_prte_tmpdir_base": self._folder.name,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port.getsockname()[1]),
-            "RANKSCOPE_KEY": uuid.uuid4().hex,
         }
+        with Listener(address) as listener, open(self._log(0), "wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder.name,
+                start_new_session=True,
+                env=self._env | own | self._given,
+            )
+            self._processes.append(process)
+            self._meet(listener)
 
     def _meet(self, listener: Listener) -> None:
         pipes: dict[int, Connection] = {}
@@ -113,7 +105,7 @@ class MPIRanks(Ranks):
         self._pipes = [pipes[rank] for rank in range(self.size)]
         self._pids = [pids[rank] for rank in range(self.size)]
         for rank, pipe in enumerate(self._pipes):
-            pipe.send(self._task(rank, sys.executable))
+            pipe.send(self._task(rank))
 
     def _log(self, rank: int) -> str:
         # mpiexec writes the output of all ranks into one stream.
@@ -125,7 +117,6 @@ class MPIRanks(Ranks):
 
     @property
     def output(self) -> str:
-        """The output of the ranks and of mpiexec so far."""
         with open(self._log(0), errors="replace") as log:
             return log.read()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection
+from typing import Any
 
 import rankscope.backends as dist
 
@@ -40,13 +41,8 @@ class Processes:
         self._store: TCPStore | None = None
         self._number = 0
 
-    def _start(self, port: int, key: bytes) -> Ranks:
-        return Ranks(
-            self.size,
-            serve,
-            *(self.setup, port, key, self.replaces_dead),
-            timeout=_FOREVER,
-        )
+    def _start(self, *args: Any) -> Ranks:
+        return Ranks(self.size, serve, *args, timeout=_FOREVER)
 
     def run(self, rule: Rule, progress: Callable[[int], None]) -> list[Outcome]:
         """Try `rule` on every rank; see `Session`."""
@@ -54,7 +50,8 @@ class Processes:
             key = uuid.uuid4().bytes
             # Not on a rank: the store outlives each of them.
             self._store = TCPStore("127.0.0.1", 0, None, True, key=key)
-            self._ranks = self._start(self._store.port, key)
+            place = (self._store.port, key)
+            self._ranks = self._start(self.setup, *place, self.replaces_dead)
             try:
                 self._make_backend(self._ranks)
             except BaseException:
@@ -160,7 +157,6 @@ class Processes:
         return (MEET_TIMEOUTS + 1) * self.setup.options.timeout + GRACE
 
     def close(self) -> None:
-        """End the ranks."""
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.__exit__()
@@ -174,16 +170,10 @@ class MPI(Processes):
 
     replaces_dead = False
 
-    def _start(self, port: int, key: bytes) -> Ranks:
+    def _start(self, *args: Any) -> Ranks:
         # With ULFM the other ranks outlive one that is killed.
         options = ("--with-ft", "ulfm") if is_open_mpi() else ()
-        return MPIRanks(
-            self.size,
-            serve,
-            *(self.setup, port, key, self.replaces_dead),
-            timeout=_FOREVER,
-            options=options,
-        )
+        return MPIRanks(self.size, serve, *args, timeout=_FOREVER, options=options)
 
 
 def _stuck(ranks: Ranks, pending: Collection[int]) -> list[tuple[int, str]]:

@@ -120,39 +120,35 @@ class Ranks:
                 "a rank loads the script of its function, and the script starts ranks "
                 'again: put the call under if __name__ == "__main__":'
             )
-        self._prepare(size, function, args, timeout)
-        self._python = python
-        self._env = {
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self._port.getsockname()[1]),
-            "RANKSCOPE_KEY": uuid.uuid4().hex,
-            **(env or {}),
-        }
-        for rank in range(size):
-            process, pipe = self._start(rank)
-            self._processes.append(process)
-            self._pipes.append(pipe)
-
-    def _prepare(
-        self,
-        size: int,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        timeout: float,
-    ) -> None:
         self.size = size
-        self._function, self._args = function, args
+        self._function, self._args, self._python = function, args, python
         self._deadline = time.monotonic() + timeout
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._port = reserve_port()
+        self._env = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._port.getsockname()[1]),
+            "RANKSCOPE_KEY": uuid.uuid4().hex,
+        }
+        self._given = dict(env or {})
         self._results: dict[int, Any] = {}
         self._errors: dict[int, str] = {}
         self._reports: list[list[Any]] = [[] for _ in range(size)]
         self._killed: set[int] = set()
         self._pipes: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            self._launch()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _launch(self) -> None:
+        for rank in range(self.size):
+            process, pipe = self._start(rank)
+            self._processes.append(process)
+            self._pipes.append(pipe)
 
     def _start(self, rank: int) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = Pipe()
@@ -165,22 +161,22 @@ class Ranks:
                 pass_fds=[theirs.fileno()],
                 # A session of its own: Ctrl-C is for the caller alone.
                 start_new_session=True,
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    **self._env,
-                },
+                env=self._environment(rank),
             )
         theirs.close()
-        ours.send(self._task(rank, self._python))
+        ours.send(self._task(rank))
         return process, ours
 
-    def _task(self, rank: int, python: str) -> tuple[Any, ...]:
+    def _environment(self, rank: int) -> dict[str, str]:
+        places = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+        sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(self.size))
+        return self._env | places | sizes | self._given
+
+    def _task(self, rank: int) -> tuple[Any, ...]:
         """Return the data with which a rank finds and calls the function."""
         name = self._function.__module__
         # Another interpreter has packages of its own.
-        path = sys.path if python == sys.executable else [os.getcwd()]
+        path = sys.path if self._python == sys.executable else [os.getcwd()]
         return (
             path,
             (name, sys.modules[name].__file__, self._function.__name__),

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,15 @@ __all__ = [
     "Options",
     "Outcome",
     "Rule",
+    "Rules",
     "Trial",
     "Unclaimed",
     "describe",
     "make_backend",
     "try_rule",
 ]
+
+_Body = TypeVar("_Body", bound="Callable[..., None]")
 
 # The functions that compare, whose caller is the line to report.
 _COMPARE = ("raises", "same")
@@ -283,6 +286,19 @@ class Rule:
         if not options.ops:
             return True
         return not self.made_of_ops and (not self.op or options.includes(self.op))
+
+
+class Rules(list[Rule]):
+    """The rules of one module, each of which stands at its body."""
+
+    def contract(self, name: str, promise: str) -> Callable[[_Body], _Body]:
+        """Add a rule of the level *contract*: the body that is decorated."""
+
+        def add(body: _Body) -> _Body:
+            self.append(Rule("contract", name, promise, body, ranks=2))
+            return body
+
+        return add
 
 
 @dataclass

@@ -23,7 +23,6 @@ def _libc() -> ctypes.CDLL:
 
 
 def sleep() -> Any:
-    """Return ``sleep`` of the C library."""
     return _libc().sleep
 
 
@@ -52,7 +51,6 @@ def is_handled_by(number: int, function: Any) -> bool:
 
 
 def end_by(number: int) -> None:
-    """End this process by a signal."""
     handle_by(number, None)
     os.kill(os.getpid(), number)
     # Another thread may take it: this one does nothing more.

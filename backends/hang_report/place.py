@@ -42,14 +42,12 @@ class Place:
 
     @property
     def rank(self) -> int | None:
-        """The global rank."""
         ranks = [world.rank, *(one.rank for one in world.sources), self._rank]
         known = next((one for one in ranks if one is not None), None)
         return first_number(RANK) if known is None else known
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks."""
         if world.size is not None or self._size is not None:
             return world.size or self._size
         return first_number(WORLD_SIZE)

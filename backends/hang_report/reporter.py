@@ -105,7 +105,6 @@ class Reporter:
         return self._write
 
     def start(self) -> None:
-        """Begin."""
         os.register_at_fork(after_in_child=self._disown)
         atexit.register(self.end)
         self._wake()
@@ -154,7 +153,6 @@ class Reporter:
 
     @property
     def is_attended(self) -> bool:
-        """Whether somebody looks at the job."""
         return self._is_attended()
 
     def is_over_hosts(self, size: int) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 
+from ..rank_sets import group_by
 from .joint_ops import Clocks, Moment
 
 __all__ = [
@@ -222,10 +223,8 @@ def _hits(
 
 def _alike(hits: Sequence[tuple[Moment, frozenset[int]]]) -> bool:
     """Return whether each is late by as much in its turn: else one is, and noise is."""
-    by: dict[frozenset[int], list[int]] = {}
-    for one, late in hits:
-        by.setdefault(late, []).append(one.by(late))
-    middles = [median(some) for some in by.values()]
+    by = group_by(hits, lambda hit: hit[1])
+    middles = [median(one.by(late) for one, _ in its) for late, its in by.items()]
     return max(middles) <= ALIKE * min(middles)
 
 
@@ -322,10 +321,8 @@ def bursts_agree(firm: Sequence[Moment], shape: Shape) -> bool:
 
 def hosts_of(late: frozenset[int], one: Moment, clocks: Clocks) -> tuple[str, ...]:
     """Return the hosts whose ranks, several on each, `late` are; else none."""
-    hosts: dict[str, set[int]] = {}
-    for rank in one.op:
-        hosts.setdefault(clocks.hosts.get(rank, ""), set()).add(rank)
-    found = {host: those for host, those in hosts.items() if those <= late}
+    hosts = group_by(one.op, lambda rank: clocks.hosts.get(rank, ""))
+    found = {host: those for host, those in hosts.items() if late.issuperset(those)}
     if frozenset().union(*found.values()) != late or min(map(len, found.values())) < 2:
         return ()
     return tuple(sorted(found))

@@ -192,7 +192,8 @@ class Lateness:
         if group.unknown or len({one["op"] for one in records}) > 1:
             return
         by_events = bool(records[0].get("device_ns"))
-        where = records[0]["op"], _usual_line(records), by_events
+        lines = Counter(one["frame"]["source"] for one in records)
+        where = records[0]["op"], str(lines.most_common(1)[0][0]), by_events
         ops = group.lines.pop(where, None) or deque(
             maxlen=max(KEPT, ENTRIES // len(ranks))
         )
@@ -259,7 +260,8 @@ class Lateness:
             # next, right after it, is the algorithm's: no link need be slow.
             found = [one for one in found if one.pattern is not Pattern.LEAVES_LATE]
         latest = _of_one_time([*moments.values()])
-        kept = _without_pauses(latest)
+        usual = median(one.longest for one in latest)
+        kept = [one for one in latest if one.longest <= PAUSE * usual]
         ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
         return GroupLateness(
             group.key,
@@ -279,12 +281,6 @@ def findings_of(groups: Iterable[GroupLateness]) -> list[LateFinding]:
     return sorted(found, key=lambda one: -one.share)
 
 
-def _usual_line(records: Iterable[Record]) -> str:
-    """Return the line at which most ranks have entered an op."""
-    lines = Counter(one["frame"]["source"] for one in records)
-    return str(lines.most_common(1)[0][0])
-
-
 def _size(record: Record, ranks: int) -> int:
     """Return the bytes that an op moves; 0: none, or it is not known."""
     itemsize = ITEMSIZES.get(next(iter(record.get("dtypes", ())), ""))
@@ -297,7 +293,6 @@ def _current(
     lines: Mapping[Where, Sequence[JointOp]],
 ) -> dict[Where, Sequence[JointOp]]:
     """Return the lines whose next op was not due long before the last op of all."""
-
     newest = max(_left(ops[-1]) for ops in lines.values())
     found = {}
     for where, ops in lines.items():
@@ -318,22 +313,9 @@ def _left(op: JointOp) -> int:
     return next(iter(op.values())).left
 
 
-def _without_pauses(ops: Sequence[Moment]) -> list[Moment]:
-    usual = median(one.longest for one in ops)
-    return [one for one in ops if one.longest <= PAUSE * usual]
-
-
 def _of_rank(rank: int, ops: Sequence[Moment]) -> RankLateness:
     by = [one.by(one.late) for one in ops if rank in one.late]
-    return RankLateness(
-        len(by), len(ops), median(by) / 1e9 if by else 0.0, _share([rank], ops)
-    )
-
-
-def _share(ranks: Iterable[int], ops: Sequence[Moment]) -> float:
-    """Return the part of their time that `ranks` waited for ranks after them."""
-    waited = spent = 0
-    for rank in ranks:
-        waited += sum(one.waits[rank] for one in ops)
-        spent += sum(one.op[rank].left - one.op[rank].left_before for one in ops)
-    return min(1.0, waited / spent) if spent > 0 else 0.0
+    waited = sum(one.waits[rank] for one in ops)
+    spent = sum(one.op[rank].left - one.op[rank].left_before for one in ops)
+    waits = min(1.0, waited / spent) if spent > 0 else 0.0
+    return RankLateness(len(by), len(ops), median(by) / 1e9 if by else 0.0, waits)

@@ -24,11 +24,7 @@ from .verdicts import RankView
 
 __all__ = ["live_evidence"]
 
-_STATES: dict[str, State] = {
-    "scheduled": "scheduled",
-    "started": "started",
-    "completed": "completed",
-}
+_STATES: tuple[State, ...] = ("scheduled", "started", "completed")
 _UNEXPLAINED = (
     "its process is stopped or holds the GIL, e.g. inside a CUDA call, or its host is "
     "out of reach"
@@ -135,14 +131,14 @@ def _is_whole(numbers: Iterable[int]) -> bool:
 
 
 def _op(record: Record, ranks: Sequence[int], order: int, number: int) -> IssuedOp:
-    is_p2p = record["is_p2p"]
+    is_p2p, state = record["is_p2p"], record["state"]
     peer = None if record["peer"] is None else ranks[record["peer"]]
     return IssuedOp(
         record["op"],
         number,
         order,
-        _STATES.get(record["state"], "started"),
-        retired=record["state"] not in ("scheduled", "started"),
+        state if state in _STATES else "started",
+        retired=state not in ("scheduled", "started"),
         is_p2p=is_p2p,
         peer=peer if is_p2p else None,
         arrays=_arrays(record),

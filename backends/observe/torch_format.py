@@ -44,7 +44,7 @@ import numpy as np
 from ..groups.world import DEFAULT
 from ..rank_sets import group_by
 from ..work.op_type import OpType, spec_of
-from .records import common_numbers, sequence_number, splits_of, tag_of
+from .records import Record, common_numbers, sequence_number, splits_of, tag_of
 
 __all__ = ["DTYPES", "ITEMSIZES", "OPS", "flight_recorder"]
 
@@ -108,8 +108,6 @@ OPS.update(
 #: The newest records: an op that is over on this rank may not be on another one.
 _RECENT = 32
 _BAD_ENDS = ("failed", "timed_out", "aborted")
-
-Record = Mapping[str, Any]
 
 #: The shape and dtype of each array.
 Arrays = list[tuple[list[int], str]]

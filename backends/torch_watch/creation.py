@@ -15,7 +15,7 @@ from typing import Any
 
 from ..groups.abort_reason import AbortReason, FoundCause
 from .gloo_sockets import count_connections, listening_sockets
-from .private.groups import Names, names
+from .private.groups import MAKER, Names, names
 
 __all__ = ["Made", "install", "issued", "known_groups", "made_of", "note_rebuilt"]
 
@@ -117,7 +117,7 @@ def install(
 
         return make
 
-    return torch.wrap_maker(wrap)
+    return torch.wrap(MAKER, wrap)
 
 
 def note_rebuilt(group: Any, before: Made, generation: int) -> None:

@@ -145,7 +145,7 @@ def _aborted_group(used: Sequence[tuple[Any, Made]]) -> tuple[Any, Made] | None:
         aborted = [one for one in used if one[1].aborted is not None]
         if aborted:
             # Of several, one whose op was in flight, and of these the last.
-            return max(aborted, key=lambda one: (one[1].op is not None, _time(one[1])))
+            return max(aborted, key=_recent)
         # The abort of another rank ends the ops of this one, maybe before the reason
         # of the abort has come here.
         if time.monotonic() > deadline or not any(map(_lost_connection, used)):
@@ -163,9 +163,9 @@ def _lost_connection(one: tuple[Any, Made]) -> bool:
     return count_connections(made.listeners) < made.connections
 
 
-def _time(made: Made) -> float:
-    assert made.aborted is not None
-    return made.aborted.at
+def _recent(one: tuple[Any, Made]) -> tuple[bool, float]:
+    assert one[1].aborted is not None
+    return one[1].op is not None, one[1].aborted.at
 
 
 def _is_of_library(error: BaseException) -> bool:

@@ -39,20 +39,15 @@ class Progress:
 
     def note(self, record: TorchRecord) -> None:
         """Take over the state that `record` has now."""
-        if self.enqueued is None or record.created_ns >= self.enqueued.created_ns:
-            self.enqueued = record
-        if record.started_ns and (
-            self.started is None or record.created_ns >= self.started.created_ns
-        ):
-            self.started = record
+        self.enqueued = _newer(self.enqueued, record)
+        if record.started_ns:
+            self.started = _newer(self.started, record)
         if not record.ended_ns:
             self.in_flight[record.record_id] = record
             return
         self.in_flight.pop(record.record_id, None)
-        if record.state == "completed" and (
-            self.completed is None or record.created_ns >= self.completed.created_ns
-        ):
-            self.completed = record
+        if record.state == "completed":
+            self.completed = _newer(self.completed, record)
 
     def note_times(self, record: TorchRecord) -> None:
         """Add the times of an op that is over."""
@@ -75,6 +70,12 @@ class Progress:
         """Count and measure no more: there are ops that nobody has seen."""
         self.counts.forget()
         self.busy.is_known = self.blocked.is_known = False
+
+
+def _newer(known: TorchRecord | None, record: TorchRecord) -> TorchRecord:
+    if known is None or record.created_ns >= known.created_ns:
+        return record
+    return known
 
 
 class Duration:

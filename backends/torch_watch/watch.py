@@ -27,7 +27,14 @@ from .frames import note_submitters
 from .given_up import has_timed_out, note_failed_call, note_given_up
 from .groups import TorchGroup, base_name
 from .patching import when_imported
-from .private.groups import C10D, RECORDER_SIZE, Names, probe
+from .private.groups import (
+    C10D,
+    RECORDER_SIZE,
+    REGISTER,
+    SET_DEFAULT,
+    Names,
+    probe,
+)
 from .stores import is_gone
 from .tracker import Status, Tracker
 from .unfinished import PendingGroup, UnfinishedGroup, UnfinishedGroups
@@ -175,7 +182,7 @@ class TorchWatch:
 
             return register
 
-        return torch.wrap_register(wrap)
+        return torch.wrap(REGISTER, wrap)
 
     def _keep_past(self, torch: Names) -> Callable[[], None]:
         """Keep what tells of the last ops when all groups are destroyed."""
@@ -193,7 +200,7 @@ class TorchWatch:
 
             return update
 
-        return torch.wrap_default(wrap)
+        return torch.wrap(SET_DEFAULT, wrap)
 
     def _last_ops(self) -> dict[str, Any]:
         records = [slim(one) for one in self.records()[-PAST:]]

@@ -68,16 +68,10 @@ def _starter(server: Server, otherwise: _Start) -> _Start:
         if not _may_fork(self) or early(os.environ) != server.early:
             return otherwise(self, rank)
         ours, theirs = Pipe()
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            **self._env,
-        }
         with open(self._log(rank), "ab") as log, theirs:
             own = {_PIPE: theirs.fileno(), 1: log.fileno(), 2: log.fileno()}
-            forked = server.fork(None, environment, own)
-        ours.send(self._task(rank, self._python))
+            forked = server.fork(None, self._environment(rank), own)
+        ours.send(self._task(rank))
         return forked, ours
 
     return start
@@ -96,7 +90,7 @@ _USUAL = {
 def _may_fork(ranks: Ranks) -> bool:
     return (
         ranks._python == sys.executable
-        and set(ranks._env) <= _USUAL
+        and set(ranks._given) <= _USUAL
         and ranks._function.__module__.startswith("tests.")
         and not ranks._function.__module__.startswith(_COLD)
     )

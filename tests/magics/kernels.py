@@ -16,7 +16,7 @@ from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
 from rankscope.engines.errors import plain
-from tools.kernel_ports import WithOwnPorts
+from tools.execution import WithOwnPorts
 
 __all__ = ["TIMEOUT", "Cell", "Kernel", "bare_kernel", "running_kernel"]
 

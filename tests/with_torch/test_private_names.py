@@ -71,7 +71,7 @@ def test_a_group_may_be_made_while_the_groups_are_listed() -> None:
 
 def test_a_missing_function_is_not_replaced() -> None:
     lacking = groups.probe(copy_without("_new_process_group_helper"))
-    lacking.wrap_maker(lambda original: original)()
+    lacking.wrap(groups.MAKER, lambda original: original)()
     assert not hasattr(lacking.c10d, "_new_process_group_helper")
 
 

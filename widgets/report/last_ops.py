@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.backends.observe.evidence import Evidence, Group, GroupEvidence, IssuedOp
+from rankscope.backends.rank_sets import group_by
 
 __all__ = ["Cell", "GroupOps", "last_ops"]
 
@@ -91,14 +92,15 @@ def _of_group(group: Group, evidence: Evidence) -> GroupOps | None:
     last = min(in_flight) + 1 if in_flight else numbers[-1]
     shown = [seq for seq in numbers if seq <= last][-_LAST:]
     columns = {seq: names[seq].most_common(1)[0][0] for seq in shown}
-    alike: dict[tuple[Cell, ...], list[int]] = {}
-    for rank in group.ranks:
+
+    def cells_of(rank: int) -> tuple[Cell, ...]:
         ops = by_rank.get(rank, {})
-        cells = tuple(
+        return tuple(
             _cell(seq, name, ops.get(seq), known.get(rank), min(ops, default=None))
             for seq, name in columns.items()
         )
-        alike.setdefault(cells, []).append(rank)
+
+    alike = group_by(group.ranks, cells_of)
     rows = [(tuple(ranks), cells) for cells, ranks in alike.items()]
     return GroupOps(group, columns, rows, bool(in_flight))
 

@@ -12,6 +12,7 @@ from rankscope.backends.observe.evidence import (
     RankEvidence,
     SourceLine,
 )
+from rankscope.backends.rank_sets import group_by
 
 from ..units import elapsed_text
 
@@ -56,12 +57,12 @@ def rank_rows(
     evidence: Evidence, culprits: Collection[int], waiting: Collection[int] = ()
 ) -> list[RankRow]:
     """Return the rows, those of ranks at fault first."""
-    alike: dict[Doing, list[int]] = {}
-    for rank in all_ranks(evidence):
-        one = evidence.ranks.get(rank)
-        alike.setdefault(_doing(one, rank in culprits, rank in waiting), []).append(
-            rank
-        )
+    alike = group_by(
+        all_ranks(evidence),
+        lambda rank: _doing(
+            evidence.ranks.get(rank), rank in culprits, rank in waiting
+        ),
+    )
     rows = []
     for doing, ranks in alike.items():
         known = [evidence.ranks[rank] for rank in ranks if rank in evidence.ranks]

@@ -146,12 +146,10 @@ class TopApp(App[str]):
         self._offered: tuple[bool, bool] | None = None
 
     def compose(self) -> ComposeResult:
-        """Make the parts of the screen."""
         yield from (self._head, self._banner, self._about, self.table)
         yield from (self._note, self._filter, Footer(compact=True))
 
     def on_mount(self) -> None:
-        """Attach, while the screen is shown already."""
         self.table.focus()
         self.run_worker(self._begin, thread=True)
         self.set_interval(self._interval, self._draw)
@@ -193,7 +191,6 @@ class TopApp(App[str]):
         self._draw()
 
     def on_answered(self, message: Answered) -> None:
-        """Show the outcome of a request."""
         outcome = message.outcome
         self._asked.discard(outcome["id"])
         if "stacks" in outcome:
@@ -286,12 +283,10 @@ class TopApp(App[str]):
         return action != "groups" or len(self.state["groups"]) > 1
 
     def action_filter(self) -> None:
-        """Let the user type a filter."""
         self._filter.add_class("shown")
         self._filter.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while the user types."""
         self._look(filter=event.value)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -303,7 +298,6 @@ class TopApp(App[str]):
         self.table.focus()
 
     def action_plain(self) -> None:
-        """Show all rows in their usual order."""
         self._filter.value = ""
         self._end_filter()
         self._look(filter="", culprits=False, sort="", descending=False)
@@ -315,7 +309,6 @@ class TopApp(App[str]):
         self._look(sort=keys[(place + by) % len(keys)], descending=False)
 
     def action_reverse(self) -> None:
-        """Show the highest first, or the lowest again."""
         self._look(sort=self.view.sort or "rank", descending=not self.view.descending)
 
     def on_rank_table_title_pressed(self, message: RankTable.TitlePressed) -> None:
@@ -328,15 +321,12 @@ class TopApp(App[str]):
             self._look(descending=True)
 
     def action_fold(self) -> None:
-        """Give equal ranks one row, or each its own."""
         self._look(fold=not self.view.fold)
 
     def action_culprits(self) -> None:
-        """Show only ranks at fault, and what is wrong in other ways."""
         self._look(culprits=not self.view.culprits)
 
     def action_group(self, by: int) -> None:
-        """Show another group."""
         group = self.group
         if self.state is None or group is None:
             return
@@ -345,7 +335,6 @@ class TopApp(App[str]):
         self._draw()
 
     def action_groups(self) -> None:
-        """Let the user choose a group."""
         group = self.group
         if self.state is not None and group is not None:
             self.push_screen(GroupList(self.state["groups"], group["id"]), self._choose)
@@ -370,13 +359,11 @@ class TopApp(App[str]):
             self._request("profile", ranks=ranks)
 
     def action_verdict(self) -> None:
-        """Show all that the banner says, for which there may be no room."""
         if self.state is not None:
             banner = self.state["banner"]
             self.push_screen(Reading(banner["title"], "\n\n".join(_sentences(banner))))
 
     def action_help(self) -> None:
-        """Say what the keys do, and what the columns are."""
         width = max(len(one.title) for one in COLUMNS)
         columns = [f"{one.title:<{width}}  {one.about}" for one in COLUMNS]
         shapes = "● runs   ○ idle   ▲ no answer   ■ at fault, dead or aborted"
@@ -386,7 +373,6 @@ class TopApp(App[str]):
     # -- what changes the ranks -----------------------------------------------------
 
     def action_diagnose(self) -> None:
-        """Find out why an op hangs."""
         self._request("diagnose")
 
     def action_abort(self) -> None:

@@ -62,7 +62,6 @@ class Question(ModalScreen[list[str]]):
             self._answers["o"] = f"only {shown['label']!r}", [shown["id"]]
 
     def compose(self) -> ComposeResult:
-        """Make the question, and a line that says what each key means."""
         keys = [f"{key}  {text}" for key, (text, _) in self._answers.items()]
         with Vertical():
             yield Static(Content(printable(self._text)), id="question")
@@ -97,7 +96,6 @@ class Reading(ModalScreen[None]):
         self._title, self._text = title, text
 
     def compose(self) -> ComposeResult:
-        """Make the text, with its title in the border."""
         with VerticalScroll() as box:
             box.border_title = Content(printable(self._title))
             box.border_subtitle = "Esc closes"
@@ -124,7 +122,6 @@ class GroupList(ModalScreen[str]):
         self._groups, self._shown = groups, shown
 
     def compose(self) -> ComposeResult:
-        """Make the list; the cursor is at the group that is shown."""
         options = OptionList(*map(_option, self._groups))
         options.border_title = f"{len(self._groups)} groups"
         ids = [one["id"] for one in self._groups]
@@ -132,7 +129,6 @@ class GroupList(ModalScreen[str]):
         yield options
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Answer with the group that was chosen."""
         self.dismiss(str(event.option_id))
 
 

@@ -57,7 +57,6 @@ class Live:
         self._actions.start({"do": what, "id": what, **parameters})
 
     def close(self) -> None:
-        """End the threads."""
         self._stalls.close()
         self._feed.close()
 

@@ -113,7 +113,6 @@ class RankTable(ScrollView, can_focus=True):
 
     @property
     def chosen(self) -> Item | None:
-        """The row that the cursor is at."""
         return self.items[self._cursor] if self.items else None
 
     def _visible(self) -> Iterable[Item]:
@@ -236,7 +235,6 @@ class RankTable(ScrollView, can_focus=True):
     # -- keys and clicks --------------------------------------------------------
 
     def on_resize(self, event: events.Resize) -> None:
-        """Choose the columns again."""
         self._widths = {}
         self._fit()
 
@@ -247,15 +245,12 @@ class RankTable(ScrollView, can_focus=True):
             self._fit()
 
     def action_move(self, by: int) -> None:
-        """Move the cursor."""
         self._go_to(self._cursor + by)
 
     def action_move_page(self, pages: int) -> None:
-        """Move the cursor by as many rows as are in sight."""
         self._go_to(self._cursor + pages * max(1, self.size.height - 2))
 
     def action_move_to(self, place: int) -> None:
-        """Move the cursor to the first or the last row."""
         self._go_to(place % max(1, len(self.items)))
 
     def _go_to(self, place: int) -> None:
@@ -268,7 +263,6 @@ class RankTable(ScrollView, can_focus=True):
         self.refresh()
 
     def action_open(self) -> None:
-        """Tell which row was chosen."""
         if self.chosen is not None:
             self.post_message(self.Opened(self.chosen))
 

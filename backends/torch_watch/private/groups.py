@@ -18,7 +18,16 @@ from typing import Any
 
 from ..patching import Wrapper, replace
 
-__all__ = ["C10D", "RECORDER_SIZE", "Names", "names", "probe"]
+__all__ = [
+    "C10D",
+    "MAKER",
+    "RECORDER_SIZE",
+    "REGISTER",
+    "SET_DEFAULT",
+    "Names",
+    "names",
+    "probe",
+]
 
 #: The module of torch that holds the registry of groups.
 C10D = "torch.distributed.distributed_c10d"
@@ -27,14 +36,14 @@ C10D = "torch.distributed.distributed_c10d"
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 #: The function of `C10D` that makes every group but those that are split from another
-#: group's communicator.
-_MAKER = "_new_process_group_helper"
+#: group's communicator. Its result is a tuple, whose first element is the group.
+MAKER = "_new_process_group_helper"
 
 #: The function of `C10D` that gives a group its name.
-_REGISTER = "_register_process_group"
+REGISTER = "_register_process_group"
 
-#: The function of `C10D` that sets the default group.
-_SET_DEFAULT = "_update_default_pg"
+#: The function of `C10D` that sets the default group; to None when all are destroyed.
+SET_DEFAULT = "_update_default_pg"
 
 Dump = Callable[[bool, bool, bool], bytes]
 
@@ -201,26 +210,12 @@ class Names:
     @property
     def options_argument(self) -> str:
         """The argument of a backend's options of the function that makes groups."""
-        known = inspect.signature(getattr(self.c10d, _MAKER)).parameters
+        known = inspect.signature(getattr(self.c10d, MAKER)).parameters
         return "pg_options" if "pg_options" in known else "backend_options"
 
-    def wrap_maker(self, wrapper: Wrapper) -> Callable[[], None]:
-        """Replace the function that makes groups; return the undoing.
-
-        Its result is a tuple, whose first element is the group.
-        """
-        return replace(self.c10d, _MAKER, wrapper)
-
-    def wrap_register(self, wrapper: Wrapper) -> Callable[[], None]:
-        """Replace the function that gives groups their names; return the undoing."""
-        return replace(self.c10d, _REGISTER, wrapper)
-
-    def wrap_default(self, wrapper: Wrapper) -> Callable[[], None]:
-        """Replace the function that sets the default group; return the undoing.
-
-        Its argument is None when all groups are destroyed.
-        """
-        return replace(self.c10d, _SET_DEFAULT, wrapper)
+    def wrap(self, name: str, wrapper: Wrapper) -> Callable[[], None]:
+        """Replace `MAKER`, `REGISTER` or `SET_DEFAULT`; return the undoing."""
+        return replace(self.c10d, name, wrapper)
 
     def make(
         self, arguments: Mapping[str, Any], places: Mapping[int, int], *, default: bool
@@ -231,7 +226,7 @@ class Names:
         the rank in the group of each of its global ranks.
         """
         with self._without_split(arguments):
-            new, _ = getattr(self.c10d, _MAKER)(**arguments)
+            new, _ = getattr(self.c10d, MAKER)(**arguments)
         self.registry.pg_group_ranks[new] = dict(places)
         if default:
             self.c10d._update_default_pg(new)
@@ -318,10 +313,10 @@ def probe(c10d: ModuleType) -> Names:
 #: What the watch cannot do without a name: of the module `C10D`, of its registry, and
 #: of a ``ProcessGroup``.
 _USES = {
-    _MAKER: "groups are not noted when they are made, and not rebuilt",
-    _REGISTER: "a new group is shown a moment later",
+    MAKER: "groups are not noted when they are made, and not rebuilt",
+    REGISTER: "a new group is shown a moment later",
     "_unregister_process_group": "groups are not rebuilt",
-    _SET_DEFAULT: "groups are not rebuilt, nor kept for the end once destroyed",
+    SET_DEFAULT: "groups are not rebuilt, nor kept for the end once destroyed",
     "_set_pg_timeout": "groups are not rebuilt",
 }
 _REGISTRY_USES = {
