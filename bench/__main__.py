@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,7 @@ from . import (
     top,
     training,
 )
-from .side_by_side import side_by_side
-from .table import Row, machine, markdown
+from .table import Row, machine, markdown, size_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -63,6 +62,36 @@ EXPLANATION = (
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+CHOICE_HEAD = (
+    "| all_reduce | torch's gloo | tcp | UCX | MPI | gloo |",
+    "|---|---|---|---|---|---|",
+)
+
+
+def _side_by_side(rows: Sequence[Row]) -> str:
+    """Return the medians of ordinary arrays, a line for each size and number of ranks.
+
+    Lines that lack a backend are left out.
+    """
+    known = {row.what: row for row in rows}
+    return "\n".join([*CHOICE_HEAD, *_lines(known)])
+
+
+def _lines(known: dict[str, Row]) -> Iterator[str]:
+    for ranks in (2, 4):
+        for size in map(size_name, all_reduce.BLOCKS):
+            place = f"{size}, {ranks} ranks"
+            tcp, ucx, gloo = (
+                known.get(f"all_reduce {place}, {over}, against torch.distributed gloo")
+                for over in ("over tcp", "over UCX", "over gloo")
+            )
+            mpi = known.get(f"MPI all_reduce {place}, against bare mpi4py")
+            if tcp and ucx and mpi and gloo:
+                times = (tcp.reference, tcp.ours, ucx.ours, mpi.ours, gloo.ours)
+                medians = (time.partition(" (")[0] for time in times)
+                yield f"| {place} | {' | '.join(medians)} |"
 
 
 def _publish(text: str, page: Path) -> None:
@@ -170,7 +199,7 @@ def main() -> None:
     if options.publish:
         _publish(text, PAGE)
         when = time.strftime("%Y-%m-%d")
-        _publish(f"Measured on {when}: {head}\n\n{side_by_side(rows)}", CHOICE_PAGE)
+        _publish(f"Measured on {when}: {head}\n\n{_side_by_side(rows)}", CHOICE_PAGE)
 
 
 if __name__ == "__main__":

@@ -164,24 +164,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
     One after the other, as their lines would be mixed.
     """
-    for pid in sorted(_group(process.pid), key=lambda one: one != process.pid):
+    leader = psutil.Process(process.pid)
+    for one in [leader, *leader.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-            one = psutil.Process(pid)
             one.send_signal(signal.SIGABRT)
             one.wait(STACKS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _group(leader: int) -> list[int]:
-    """Return the pids of a process group."""
-    found = []
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(pid) == leader:
-                found.append(pid)
-    return found
 
 
 if __name__ == "__main__":

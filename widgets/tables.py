@@ -73,15 +73,11 @@ class Section:
 
 def fitting(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[Column]:
     """Return the columns that are shown where a line has `width` characters."""
-    return with_widths(columns, widths_of(columns, rows), width)
-
-
-def widths_of(columns: Sequence[Column], rows: Sequence[Row]) -> dict[str, int]:
-    """Return the key of each column → how long its longest text is."""
-    return {
+    widths = {
         one.key: max(len(one.title), *(len(row.texts[one.key]) for row in rows), 0)
         for one in columns
     }
+    return with_widths(columns, widths, width)
 
 
 def with_widths(

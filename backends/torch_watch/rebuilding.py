@@ -64,7 +64,10 @@ def rebuild(group: Any, generation: int | None, store: Store) -> Any:
         fresh = meeting.open(deadline)
         # The next group has this number as its name, on all ranks the same.
         torch.count = meeting.count
-        new = _replace(torch, group, fresh, deadline)
+        arguments, is_default = made.arguments, group is torch.default
+        # Where that fails, the group is in the registry as it was.
+        with torch.out_of_registry(group) as places:
+            new = _make(torch, arguments, is_default, places, fresh, deadline)
         creation.note_rebuilt(new, made, generation)
         made_of(new).stale = [
             *(f"{one} holds the old group" for one in holders.move(group, new)),
@@ -169,17 +172,6 @@ def join(
         made.name, made.generation, made.place = key.name, generation, place
         torch.count = max(count, meeting.count, torch.count)
         return new
-
-
-def _replace(torch: Names, old: Any, fresh: Any, deadline: float) -> Any:
-    """Make the successor of `old` and enter it in torch's registry in place of `old`.
-
-    Where that fails, `old` is in the registry as it was.
-    """
-    arguments = made_of(old).arguments
-    is_default = old is torch.default
-    with torch.out_of_registry(old) as places:
-        return _make(torch, arguments, is_default, places, fresh, deadline)
 
 
 def _make(

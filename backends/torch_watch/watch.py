@@ -146,14 +146,16 @@ class TorchWatch:
         self.calls.guards.append(aborting.check)
         self.calls.on_error = self.on_error
         self.on_error.insert(0, note_failed_call)
-        self._undo.append(self.calls.remove)
-        self._undo.append(creation.install(names, self._unfinished.making))
-        self._undo.append(install_excepthook())
-        self._undo.append(note_submitters())
         on_broken.append(self._note_broken)
-        self._undo.append(lambda: on_broken.remove(self._note_broken))
-        self._undo.append(self._note_births(names))
-        self._undo.append(self._keep_past(names))
+        self._undo += [
+            self.calls.remove,
+            creation.install(names, self._unfinished.making),
+            install_excepthook(),
+            note_submitters(),
+            lambda: on_broken.remove(self._note_broken),
+            self._note_births(names),
+            self._keep_past(names),
+        ]
         with self._lock:
             self.names = names
             self._discover()
@@ -233,10 +235,10 @@ class TorchWatch:
 
     def living_store(self) -> Any:
         """Return what `store` does; ``None`` also where nobody serves it any more."""
-        default = self._default()
-        if self.names is None or default is None:
+        names, default = self.names, self._default()
+        if names is None or default is None or is_gone(names.own_store(default)):
             return None
-        return None if is_gone(self.names.own_store(default)) else self.store()
+        return self.store()
 
     def groups(self) -> Sequence[TorchGroup | PendingGroup | UnfinishedGroup]:
         """Return the groups of this rank, the default one first.

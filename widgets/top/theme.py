@@ -1,24 +1,16 @@
 """The colours of the board in a terminal."""
 
-from textual.theme import Theme
+from dataclasses import replace
+
+from textual.theme import BUILTIN_THEMES
 
 __all__ = ["THEME"]
 
 #: The colours of the terminal itself, so that it is legible on any background.
-THEME = Theme(
+THEME = replace(
+    BUILTIN_THEMES["ansi-dark"],
     name="rankscope",
-    ansi=True,
-    primary="ansi_blue",
-    secondary="ansi_cyan",
     accent="ansi_cyan",
-    warning="ansi_yellow",
-    error="ansi_red",
-    success="ansi_green",
-    foreground="ansi_default",
-    background="ansi_default",
-    surface="ansi_default",
-    panel="ansi_default",
-    boost="ansi_default",
     variables={
         "ansi-background": "ansi_default",
         "ansi-foreground": "ansi_default",
