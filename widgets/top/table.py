@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -91,6 +91,7 @@ class RankTable(ScrollView, can_focus=True):
         # The rows in sight, by their keys, until the next `show`.
         self._drawn: dict[str, Row] = {}
         self._full: dict[str, int] = {}
+        self._base = Style()
 
     # -- what is shown ------------------------------------------------------
 
@@ -167,6 +168,12 @@ class RankTable(ScrollView, can_focus=True):
 
     # -- drawing --------------------------------------------------------------
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Return lines of what is in sight."""
+        # To find it takes as long as to draw half of a line.
+        self._base = self.rich_style
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
         """Return line `y` of what is in sight."""
         x, first = self.scroll_offset
@@ -179,7 +186,7 @@ class RankTable(ScrollView, can_focus=True):
             segments = self._row_segments(first + y - 1)
         else:
             segments = []
-        rest = self.rich_style
+        rest = self._base
         if y > 0 and self._is_cursor(first + y - 1):
             rest += self._style("cursor")
         strip, end = Strip(segments), x + self.size.width
@@ -209,7 +216,7 @@ class RankTable(ScrollView, can_focus=True):
     def _segments(
         self, texts: Mapping[str, str], styles: Mapping[str, str], under: str = ""
     ) -> list[Segment]:
-        base = self.rich_style
+        base = self._base
         if under:
             base += self._style(under)
         found = []
