@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import selectors
 import socket
 import struct
 import termios
-import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 from ..errors import DistError
 from ..messaging.algorithms import Flat
+from ..messaging.sleeping import Sleeper
 from ..messaging.transport import ANY_SOURCE, TRUNCATED, Received
 from .connection import Connection
 from .matching import Matching, Request, TruncationError, as_bytes
@@ -25,9 +24,6 @@ from .peer_memory import PeerMemory
 __all__ = ["TCPTransport"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-# A sleep ends now and then, in case its wake-up went to another thread.
-_SLEEP_MAX = 0.25
 
 # Seconds that close() may take until the other hosts have everything.
 _FLUSH_SECONDS = 0.5
@@ -56,15 +52,9 @@ class TCPTransport:
         # How many ranks have not left, and the error of what the last one was to send.
         self._left = len(self._connections)
         self._last_lost: DistError | None = None
-        # Of the descriptors; recursive, as a signal handler may abort.
-        self._guard = threading.RLock()
-        self._sleepers = 0
-        self._ended = False
-        self._bell, self._button = socket.socketpair()
-        self._bell.setblocking(False)
-        self._button.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell, _READ)
+        self._sleeper = Sleeper()
+        self._selector = self._sleeper.selector
+        self.wake, self.fileno = self._sleeper.wake, self._sleeper.fileno
         # The connections whose sockets have not taken everything.
         self._writing = set[Connection]()
         for connection in self._connections.values():
@@ -172,42 +162,10 @@ class TCPTransport:
     def arm(self) -> bool:
         if any(connection.reads for connection in self._connections.values()):
             return False
-        with self._guard:
-            if self._ended:
-                return False
-            with contextlib.suppress(BlockingIOError):  # nobody has called wake()
-                self._bell.recv(4096)
-        return True
+        return self._sleeper.arm()
 
     def sleep(self, timeout: float, idle: float) -> None:
-        counted = False
-        try:
-            with self._guard:
-                if self._ended:
-                    return
-                self._sleepers += 1
-                counted = True
-            self._selector.select(min(timeout, _SLEEP_MAX))
-        finally:
-            if counted:
-                with self._guard:
-                    self._sleepers -= 1
-                    if self._ended and not self._sleepers:
-                        self._close_descriptors()
-
-    def wake(self) -> None:
-        with self._guard:
-            if not self._ended:
-                self._ring()
-
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it rings already
-            self._button.send(b"\0")
-
-    def fileno(self) -> int | None:
-        with self._guard:
-            fileno = getattr(self._selector, "fileno", None)
-            return None if self._ended or fileno is None else int(fileno())
+        self._sleeper.sleep(timeout)
 
     # -- the end -----------------------------------------------------------
 
@@ -244,17 +202,13 @@ class TCPTransport:
         )
 
     def _end(self, hang_up: bool) -> None:
-        with self._guard:
-            if self._ended:
-                return
-            self._ring()
-            self._ended = True
+        def close() -> None:
             for connection in self._connections.values():
                 if hang_up and not connection.ended:
                     connection.hang_up()
                 connection.close()
-            if not self._sleepers:
-                self._close_descriptors()
+
+        self._sleeper.end(close)
 
     def disown(self) -> None:
         """In a forked child: close the sockets, which are the parent's.
@@ -262,15 +216,9 @@ class TCPTransport:
         The parent goes on with them; but the other ranks see its end only once no
         process has them.
         """
-        self._guard, self._sleepers, self._ended = threading.RLock(), 0, True
         for connection in self._connections.values():
             connection.close()
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
-        self._selector.close()
-        self._bell.close()
-        self._button.close()
+        self._sleeper.disown()
 
 
 # Those of this process, for its forked children.

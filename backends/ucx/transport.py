@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import select
-import threading
+import selectors
 import time
 from collections.abc import Sequence
 
 from ..errors import ConnectionLostError, DistError
 from ..messaging.algorithms import Flat
 from ..messaging.signature import SHIFT
+from ..messaging.sleeping import Sleeper
 from ..messaging.transport import ANY_SOURCE, LONGER, TRUNCATED, Received
 from .library import UCXError
 from .settings import chosen
@@ -54,9 +53,6 @@ _MAX_MESSAGE = 1 << 60
 _FUTILE_TURNS = 32
 _NAP, _NAP_MAX = 2e-5, 2e-2
 
-# A sleep ends now and then, in case its wake-up went to another thread.
-_SLEEP_MAX = 0.25
-
 # Seconds that close() may take to send what UCX has not sent yet.
 _FLUSH_SECONDS = 0.5
 
@@ -83,16 +79,11 @@ class UCXTransport:
         #: Advances everything, and returns whether a request is over; raises its error.
         self.test = worker.test
         self._futile = 0
-        # Of the descriptors; recursive, as a signal handler may abort.
-        self._guard = threading.RLock()
-        self._sleepers = 0
-        self._ended = False
+        self._sleeper = Sleeper()
+        self._sleeper.selector.register(worker.descriptor, selectors.EVENT_READ)
+        self.wake = self._sleeper.wake
         self._queried: dict[int, tuple[str, ...]] = {}
         self._queried_at = 0.0
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._events = select.epoll()
-        self._events.register(self._wakeup, select.EPOLLIN)
-        self._events.register(worker.descriptor, select.EPOLLIN)
 
     # -- messages ------------------------------------------------------------
 
@@ -160,59 +151,34 @@ class UCXTransport:
             self._futile += 1
             if self._futile <= _FUTILE_TURNS:
                 return False
-        with self._guard:
-            if self._ended:
-                return False
-            with contextlib.suppress(BlockingIOError):  # wake() was not called
-                os.eventfd_read(self._wakeup)
-        return True
+        return self._sleeper.arm()
 
     def sleep(self, timeout: float, idle: float) -> None:
         """Wait for the descriptor, or take a nap where it would never sleep."""
-        longest = _SLEEP_MAX
         if self._futile:
+            # Not the events: they say all the time that there is something to do.
             longest = min(max(idle / 16, _NAP), _NAP_MAX)
-        with self._guard:
-            if self._ended:
-                return
-            self._sleepers += 1
-        try:
-            if self._futile:
-                # Not the events: they say all the time that there is something to do.
-                naps = select.poll()
-                naps.register(self._wakeup, select.POLLIN)
-                naps.poll(min(longest, timeout) * 1e3)
-            else:
-                self._events.poll(min(longest, timeout), 1)
-        finally:
-            with self._guard:
-                self._sleepers -= 1
-                if self._ended and not self._sleepers:
-                    self._close_descriptors()
-
-    def wake(self) -> None:
-        with self._guard:
-            if not self._ended:
-                os.eventfd_write(self._wakeup, 1)
+            self._sleeper.sleep(min(longest, timeout), bell_alone=True)
+        else:
+            self._sleeper.sleep(timeout)
 
     def fileno(self) -> int | None:
         """Return the descriptor; ``None`` while it reports nothing: waiters nap."""
         futile = self._futile >= _FUTILE_TURNS and not self._worker.moved
-        with self._guard:
-            return None if self._ended or futile else self._events.fileno()
+        return None if futile else self._sleeper.fileno()
 
     # -- the end -----------------------------------------------------------------
 
     def transports(self) -> dict[int, tuple[str, ...]]:
         """Return the transports to each rank that was sent to: ``("sysv", "cma")``."""
-        if self._ended:  # it may end for seconds, and hold the guard
+        if self._sleeper.ended:  # it may end for seconds, and hold the guard
             return {}
-        with self._guard:
-            return {} if self._ended else self._worker.transports()
+        with self._sleeper.guard:
+            return {} if self._sleeper.ended else self._worker.transports()
 
     def recent_transports(self) -> dict[int, tuple[str, ...]]:
         """Return `transports`, as they were up to `_QUERY_SECONDS` ago."""
-        if self._ended:
+        if self._sleeper.ended:
             return {}
         now = time.monotonic()
         connected = self._worker.connected
@@ -244,12 +210,8 @@ class UCXTransport:
         self._end([])
 
     def _end(self, receives: Sequence[Request]) -> None:
-        with self._guard:
-            if self._ended:
-                return
-            os.eventfd_write(self._wakeup, 1)
-            self._ended = True
-            self._events.unregister(self._worker.descriptor)
+        def destroy() -> None:
+            self._sleeper.selector.unregister(self._worker.descriptor)
             if self._worker.settle(receives):
                 self._worker.destroy()
             else:
@@ -257,12 +219,8 @@ class UCXTransport:
                     "UCX is still copying after an abort: its worker is kept, unused"
                 )
                 _kept.append(self._worker)
-            if not self._sleepers:
-                self._close_descriptors()
 
-    def _close_descriptors(self) -> None:
-        self._events.close()
-        os.close(self._wakeup)
+        self._sleeper.end(destroy)
 
 
 def _received(tag: int, nbytes: int) -> Received:

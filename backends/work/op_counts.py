@@ -30,7 +30,8 @@ class OpCounts:
 
     def add(self, op: str, itemsize: int, sizes: Any) -> None:
         """Count an op, named as in records; `sizes` are tuples."""
-        kind = (op, itemsize, *sizes)
+        one = len(sizes) == 1
+        kind = (op, itemsize, sizes[0]) if one else (op, itemsize, *sizes)
         try:
             self._kinds[kind] += 1
         except KeyError:

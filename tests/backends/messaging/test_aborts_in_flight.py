@@ -115,7 +115,7 @@ def asleep(arrays: list[np.ndarray]) -> bool:
     group = dist.group.WORLD
     assert group is not None
     backend: Any = group.built_backend("cpu")
-    return bool(backend._queue._transport._sleepers)
+    return bool(backend._queue._transport._sleeper._count)
 
 
 def has_begun(arrays: list[np.ndarray]) -> bool:

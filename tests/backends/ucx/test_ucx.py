@@ -289,7 +289,7 @@ def test_a_waiter_sleeps_on_descriptors_that_select_does_not_take(
     # UCX has nothing to do, or has something all the time.
     monkeypatch.setattr(worker, "arm", lambda: armed)
     with contextlib.closing(UCXTransport(worker, 0)) as transport:
-        assert transport._wakeup > 1023
+        assert transport._sleeper._bell.fileno() > 1023
         assert worker.descriptor > 1023
         until(transport.arm)
         assert (transport.fileno() is None) == (not armed)
