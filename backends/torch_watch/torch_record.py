@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..observe.torch_format import DTYPES, ITEMSIZES, OPS
-from ..work.flight_recorder import OpEntry, recorder
-from ..work.op_counts import OpCounts
+from ..work.flight_recorder import OpCounts, OpEntry, recorder
 from ..work.op_type import OpType
 from ..work.record_fields import Frame, Splits, record_fields
 from .calls import Call

@@ -10,14 +10,13 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, length_hint
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from .op_counts import OpCounts
 from .op_type import OpType, payload
 from .record_fields import Course, Frame, Splits, record_fields
 from .reduce_op import ReduceOp
@@ -29,6 +28,7 @@ __all__ = [
     "Batch",
     "FlightRecorder",
     "GroupCounters",
+    "OpCounts",
     "OpEntry",
     "Record",
     "frames_inside",
@@ -43,6 +43,9 @@ Place = tuple[CodeType, int]
 
 #: How many arrays of an op have their size in a status message.
 SIZES_SHOWN = 4
+
+#: Kinds of op and array that are counted before they become bytes.
+KINDS = 64
 
 
 def user_frame() -> Frame:
@@ -435,6 +438,54 @@ class Batch:
     def traffic(self) -> dict[str, Any]:
         """As `Record.traffic`, of the first op."""
         return self.records[0].traffic()
+
+
+class OpCounts:
+    """How many ops of each kind a group has completed on this rank, and their bytes.
+
+    The bytes are multiplied when somebody asks: a training issues the same few ops
+    again and again, and an op costs one look-up.
+    """
+
+    __slots__ = ("_kinds", "_totals", "_whole", "ranks")
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        # Op, size of an element, and shapes → how many.
+        self._kinds: dict[Hashable, int] = {}
+        self._totals: dict[str, tuple[int, int]] = {}
+        self._whole = True
+
+    def add(self, op: str, itemsize: int, sizes: Any) -> None:
+        """Count an op, named as in records; `sizes` are tuples."""
+        one = len(sizes) == 1
+        kind = (op, itemsize, sizes[0]) if one else (op, itemsize, *sizes)
+        try:
+            self._kinds[kind] += 1
+        except KeyError:
+            self._kinds[kind] = 1
+            if len(self._kinds) > KINDS:
+                kinds, self._kinds = self._kinds, {}
+                self._totals = self._sum(kinds)
+
+    def forget(self) -> None:
+        """Count no more: ops have completed that nobody has seen."""
+        self._whole = False
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Return op → how many have completed, and bytes as nccl-tests counts them.
+
+        Empty where that is not known.
+        """
+        return self._sum(dict(self._kinds)) if self._whole else {}
+
+    def _sum(self, kinds: Any) -> dict[str, tuple[int, int]]:
+        found = dict(self._totals)
+        for (op, itemsize, *sizes), count in kinds.items():
+            ops, nbytes = found.get(op, (0, 0))
+            moved = payload(op, sizes, itemsize, self.ranks) or 0
+            found[op] = ops + count, nbytes + count * moved
+        return found
 
 
 @dataclass(slots=True, eq=False)
