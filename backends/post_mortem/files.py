@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from .debug_page import answers_in
 from .evidence_file import EvidenceFile, RawFile
 from .log import extract
 
@@ -36,7 +37,8 @@ def find_files(
 
     A file that cannot be read is an `EvidenceFile` with its problem. Links to folders
     are not followed; devices and pipes are not opened. Members of tar and zip archives,
-    and files that gzip, bzip2 or xz has packed, are unpacked in memory.
+    and files that gzip, bzip2 or xz has packed, are unpacked in memory. A page of
+    torch's debug server is a file for each rank.
     """
     seen: set[str] = set()
     for path in sorted(_walk(paths), key=str):
@@ -47,7 +49,8 @@ def find_files(
         if len(seen) > MOST:
             yield _problem(str(path), f"left out: more than {MOST} files")
             return
-        yield from _read(path)
+        for found in _read(path):
+            yield from answers_in(found)
 
 
 def _walk(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:

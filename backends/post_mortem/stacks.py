@@ -28,6 +28,8 @@ __all__ = [
 
 #: Bytes of a file of stacks at most.
 LARGEST = 64 << 20
+#: Processes without a rank that a problem tells of.
+MOST_TOLD = 8
 #: Bytes at the beginning by which a file is recognised; a log may stand before it.
 _BEGINNING = 1 << 16
 
@@ -154,11 +156,17 @@ def _evidence(file: RawFile, processes: list[_Process]) -> list[RankEvidence]:
         )
     if found or not without:
         return list(found.values())
-    pids = ", ".join(str(one.pid) for one in without if one.pid is not None)
-    raise UnreadableError(
-        f"it does not say which rank {f'process {pids}' if pids else 'it'} is: put "
-        "rank_N into its name"
-    )
+    told = "; ".join(map(_without_rank, without[:MOST_TOLD]))
+    raise UnreadableError(f"{told}: put rank_N into its name")
+
+
+def _without_rank(process: _Process) -> str:
+    """Return ``it does not say which rank process 4711 is, which is at data.py:77``."""
+    who = "it" if process.pid is None else f"process {process.pid}"
+    line, called = position(_main_frames(process) or [])
+    place = f", which is at {line}" if line else ""
+    called = f" in {called}" if called else ""
+    return f"it does not say which rank {who} is{place}{called}"
 
 
 def _main_frames(process: _Process) -> list[Frame] | None:

@@ -12,7 +12,7 @@ from .user_frames import MOST, Frame, position
 __all__ = ["Raised", "TracebackReader", "evidence_of", "late_at_barrier", "raised_in"]
 
 #: Characters of an exception's text that are kept.
-_LONGEST = 200
+_LONGEST = 300
 
 _BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r"\s*File \"(.*)\", line (\d{1,9})(?:, in (.*))?$")
@@ -35,7 +35,12 @@ _LOST = re.compile(
 )
 _BETWEEN_RANKS = re.compile(r"gloo|c10d|nccl|TCPStore|Dist\w+Error", re.IGNORECASE)
 #: The key by which a rank of gloo is found, in the group of all ranks.
-_KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/\d+//\w+//\d+/(\d{1,6})$")
+_KEY = re.compile(r"timeout after \d+ms, keys: /?default_pg/0//\w+//\d+/(\d{1,6})$")
+#: Of NCCL, the rank that makes the id of the communicator there, and never did.
+_UNIQUE_ID = re.compile(
+    r"retrieving ncclUniqueId from \[(\d{1,6})\] via c10d key-value store by key '\d+',"
+    r".*timeout after \d+ms, keys: /?default_pg/0//"
+)
 #: What gloo says of a monitored barrier: its first rank, and the others. All ranks in
 #: it are those of the group.
 _LATE = re.compile(r"\[Rank 0\]: Ranks? ([\d, ]+) failed to pass monitoredBarrier")
@@ -58,7 +63,7 @@ class Raised(NamedTuple):
     @property
     def awaited(self) -> int | None:
         """The rank that had not joined the group of all ranks, if the text names it."""
-        found = _KEY.search(self.text)
+        found = _KEY.search(self.text) or _UNIQUE_ID.search(self.text)
         return None if found is None else int(found[1])
 
 

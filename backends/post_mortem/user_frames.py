@@ -30,9 +30,13 @@ _NOBODYS = re.compile(
 #: Packages that py-spy shows without the folder that they are installed in.
 _LIBRARIES = frozenset(
     (
-        *("accelerate", "apex", "deepspeed", "jax", "lightning", "numpy", "ray"),
-        *("rankscope", "torch", "torchcomms", "torchdata", "torchvision"),
-        *("lightning_fabric", "pytorch_lightning", "transformers", "triton", "vllm"),
+        *("PIL", "accelerate", "aiohttp", "apex", "boto3", "botocore", "cv2"),
+        *("deepspeed", "diffusers", "flash_attn", "fsspec", "h5py", "huggingface_hub"),
+        *("jax", "lightning", "lightning_fabric", "numpy", "pandas", "peft"),
+        *("pyarrow", "pytorch_lightning", "rankscope", "ray", "requests", "s3fs"),
+        *("safetensors", "scipy", "sklearn", "torch", "torchcomms", "torchdata"),
+        *("torchvision", "transformer_engine", "transformers", "triton", "trl"),
+        *("urllib3", "vllm", "wandb", "webdataset", "xformers", "zarr"),
     )
 )
 #: Stands between the user's line and the op of torch that it calls.

@@ -11,7 +11,12 @@ from ..verdicts import Fault
 from .absences import awaited_ranks
 from .cycles import stuck_in_turn
 from .differences import Difference, difference_of_pair, extra_op
-from .order import ahead_of_all, pipelines_differ
+from .order import (
+    ahead_of_all,
+    as_far_as_others,
+    pipelines_differ,
+    waits_of_few,
+)
 from .pairs import Match
 from .picture import Cause, Picture, issue_order
 from .scene import ONE_SIDED, Place, Wait
@@ -111,13 +116,18 @@ def _of_stray(cause: Cause, picture: Picture) -> Cause | None:
 def _of_those_ahead(awaited: Sequence[Cause], picture: Picture) -> Sequence[Cause]:
     """Return as the cause that one rank is ahead of all others, if nothing tells more.
 
-    Where several are ahead, the many others may as well be late, all at once: none.
+    Where several are ahead, the many others may as well be late, all at once: none. Nor
+    are several ranks late, each for itself, or one that has come as far as its like.
     """
-    waits = ahead_of_all(picture)
-    if not waits or any(one.fault is not Fault.MISSING_RANKS for one in awaited):
+    if any(one.fault is not Fault.MISSING_RANKS for one in awaited):
         return awaited
-    if len(waits) > 1:
-        return ()
+    waits = ahead_of_all(picture)
+    if len(waits) != 1:
+        late = {rank for one in awaited for rank in one.culprits}
+        if not waits_of_few(picture) or any(picture.rank(one).fate for one in late):
+            return awaited
+        certain = len(awaited) == 1 and not as_far_as_others(late, picture)
+        return awaited if certain and not waits else ()
     (wait,) = waits
     assert wait.op is not None
     values, ops = {wait.rank: wait.name}, {wait.rank: wait.op}

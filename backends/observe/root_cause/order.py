@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -9,7 +10,13 @@ from ...rank_sets import group_by
 from .picture import Picture, issue_order
 from .scene import GroupScene, Place, Wait
 
-__all__ = ["ahead_of_all", "out_of_step", "pipelines_differ"]
+__all__ = [
+    "ahead_of_all",
+    "as_far_as_others",
+    "out_of_step",
+    "pipelines_differ",
+    "waits_of_few",
+]
 
 
 def out_of_step(
@@ -89,8 +96,8 @@ def _scene(rank: int, place: Place, picture: Picture) -> GroupScene | None:
     return own[0] if len(own) == 1 else None
 
 
-def ahead_of_all(picture: Picture) -> tuple[Wait, ...]:
-    """Return what few ranks wait in where all others are in no op, and before that one.
+def waits_of_few(picture: Picture) -> dict[int, Wait]:
+    """Return what few ranks wait in where all others are in no op.
 
     Were one of the others late, more of those that run its program would wait. So these
     few have issued an op too many, or all others are somewhere that is not recorded.
@@ -107,12 +114,42 @@ def ahead_of_all(picture: Picture) -> tuple[Wait, ...]:
             picture.is_out(rank) and picture.is_unexplained(rank) for rank in rest
         )
         or any(one.location or one.death or one.silence for one in rest.values())
-        or len({(one.group.name, one.name, one.seq) for one in first.values()}) > 1
-        or not first.keys()
-        <= {wait.rank for wait in ordered if _is_ahead(wait, rest, picture)}
     ):
-        return ()
-    return tuple(first.values())
+        return {}
+    return first
+
+
+def ahead_of_all(picture: Picture) -> tuple[Wait, ...]:
+    """Return what few ranks wait in, one op, where all others are just before it."""
+    first = waits_of_few(picture)
+    rest = picture.evidence.ranks.keys() - first.keys()
+    ahead = {one.rank for one in picture.waits if _is_ahead(one, rest, picture)}
+    ops = {(one.group.name, one.name, one.seq) for one in first.values()}
+    return tuple(first.values()) if len(ops) == 1 and first.keys() <= ahead else ()
+
+
+def as_far_as_others(ranks: Collection[int], picture: Picture) -> bool:
+    """Return whether others, that are in no op, have come as far as each of `ranks`.
+
+    As far as is known: dumps of active ops alone may not count those of a group.
+    """
+    issued: dict[int, dict[str, tuple[int, int | None]]] = defaultdict(dict)
+    for scene in picture.scenes:
+        for rank, number in scene.issued.items():
+            issued[rank][scene.group.name] = number, scene.last_p2p(rank)
+    others = [
+        issued[one] for one in issued if one not in ranks and picture.is_idle(one)
+    ]
+
+    def alike(one: dict[str, tuple[int, int | None]]) -> bool:
+        shared = [one.keys() & other.keys() for other in others]
+        return any(
+            any(any(one[name]) for name in names)
+            and all(one[name] == other[name] for name in names)
+            for names, other in zip(shared, others, strict=True)
+        )
+
+    return all(rank in issued and alike(issued[rank]) for rank in ranks)
 
 
 def _is_ahead(wait: Wait, rest: Collection[int], picture: Picture) -> bool:

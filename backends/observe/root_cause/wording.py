@@ -13,7 +13,7 @@ from ..verdicts import Absence, Fault, Verdict, Waiting
 from .differences import Difference
 from .facts import deaths, places, silences, whereabouts
 from .names import Names, direction, have, listed, some, they_wait
-from .order import ahead_of_all
+from .order import waits_of_few
 from .picture import Cause, Picture
 from .scene import Wait
 from .splits import tell
@@ -94,7 +94,7 @@ def undecided(waits: Sequence[Wait], picture: Picture) -> Verdict:
         why = "a log does not say which rank is on the other side"
     elif wait in picture.doubtful:
         why = "these dumps list a batch of one op alike when it is over"
-    elif ahead := {one.rank for one in ahead_of_all(picture)}:
+    elif ahead := waits_of_few(picture).keys():
         why = (
             f"either {some(ahead)} issued an op too many, or the others are late in "
             "what is not recorded"
@@ -273,7 +273,9 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
         tell_how = deaths if cause.fault is Fault.RANK_DEAD else silences
         how = tell_how(cause.culprits, picture.evidence)
         return f"{how}; {waiting} in {names.wait(wait)}" if waiting else how
-    text = f"{who} {have(cause.culprits)} not entered {names.wait(wait)}"
+    firsts = _first_waits(cause)
+    groups = {one.group for one in firsts if one.place[1:] == wait.place[1:]}
+    text = f"{who} {have(cause.culprits)} not entered {names.wait(wait, *groups)}"
     if wait.other is None and wait.awaited.isdisjoint(cause.culprits):
         where = whereabouts(cause.culprits, picture, names, wait)
         # Of several in different places, each is named there.

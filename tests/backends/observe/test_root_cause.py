@@ -266,6 +266,21 @@ def test_a_rank_ahead_in_a_group_of_two_is_told_by_groups_of_that_name() -> None
         assert only(look(ranks)).culprits == ((3,) if late else (2,))
 
 
+def test_a_rank_that_has_come_as_far_as_all_others_is_not_blamed() -> None:
+    """Of their own pair, ranks 0 and 1 have no record; all others are in no op."""
+    for late in False, True:
+        ranks = [Rank(rank) for rank in range(4)]
+        for one in ranks:
+            for _ in range(1 if late and one.rank == 3 else 2):
+                one.issue("broadcast", done=True)
+        for one in ranks[2:]:
+            one.issue(group=TP1, done=True)
+        ranks[2].issue(group=TP1)
+        found = only(look(ranks))
+        assert found.culprits == ((3,) if late else ())
+        assert found.fault is (Fault.MISSING_RANKS if late else Fault.UNDECIDED)
+
+
 def test_a_rank_ahead_in_a_receive_is_told_by_pipelines_beside_its_own() -> None:
     for ours, theirs in ("recv", "send"), ("send", "recv"):
         for late in False, True:
@@ -530,8 +545,10 @@ def test_two_independent_faults_are_both_named() -> None:
     ranks = four()
     ranks[0].issue(group=TP0)
     ranks[3].issue(group=TP1)
-    culprits = {rank for one in look(ranks) for rank in one.culprits}
-    assert culprits == {1, 2}
+    found = only(look(ranks))
+    assert found.culprits == (1, 2)
+    where = "all_reduce #1 of groups 'tp (0–1)' and 'tp (2–3)'"
+    assert found.text.startswith(f"ranks 1–2 have not entered {where}")
 
 
 def test_a_dead_rank_is_dead() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import html
 import io
 import json
 import lzma
@@ -73,6 +74,16 @@ def of_json(folder: Path) -> Path:
     return written(folder, texts)
 
 
+def of_a_page(folder: Path) -> Path:
+    """As `/fr_trace_json` of torch's debug server, saved by a browser."""
+    page = "<!doctype html><body>" + "".join(
+        f"<h2>Rank {rank}: http://node{rank}:25999</h2>\n"
+        f"<pre>{html.escape(json.dumps(dump(rank)))}</pre>\n"
+        for rank in range(WORLD)
+    )
+    return written(folder, {"page.html": page.encode()})
+
+
 def of_a_tar(folder: Path) -> Path:
     path = folder / "dumps.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
@@ -124,6 +135,7 @@ def with_hosts_in_the_names(folder: Path) -> Path:
         of_a_folder,
         of_folders_of_hosts,
         of_json,
+        of_a_page,
         of_a_tar,
         of_a_zip,
         of_packed_files,

@@ -63,6 +63,13 @@ def test_py_spy_text() -> None:
     assert not one.recorded
 
 
+def test_a_package_that_py_spy_shows_without_its_folder_is_not_the_users() -> None:
+    text = PY_SPY.replace("wait (threading.py:331)", "read (pyarrow/io.py:22)")
+    text = text.replace("    __next__ (torch/utils/data/dataloader.py:701)\n", "")
+    (one,) = PySpyReader().read(raw(text))
+    assert (str(one.location), one.called) == ("data.py:77", "read of pyarrow/io.py")
+
+
 def test_a_program_without_threading_has_a_main_thread() -> None:
     """py-spy has no name of its thread: its number is that of the process."""
     text = PY_SPY.replace(': "MainThread"', "").replace(': "Thread-1 (pin_memory)"', "")
@@ -93,7 +100,8 @@ def test_the_rank_of_a_command_line_counts(argument: str) -> None:
 )
 def test_a_rank_is_not_guessed(path: str) -> None:
     text = PY_SPY.replace("--epochs 3", "--local_rank 1")
-    with pytest.raises(UnreadableError, match="which rank process 4711 is: put rank_N"):
+    where = "which rank process 4711 is, which is at data.py:77 in .*: put rank_N"
+    with pytest.raises(UnreadableError, match=where):
         PySpyReader().read(raw(text, path))
 
 

@@ -42,7 +42,29 @@ def test_a_cause(text: str) -> None:
 
 def test_the_rank_of_a_key() -> None:
     assert Raised(CONSEQUENCES[2], ()).awaited == 2
-    assert Raised(CONSEQUENCES[2].replace("default_pg", "tp"), ()).awaited is None
+    for another in "tp/0/", "default_pg/1/":
+        text = CONSEQUENCES[2].replace("default_pg/0/", another)
+        assert Raised(text, ()).awaited is None
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "awaited"), [("0", 0, 0), ("0", 1, None), ("0:1", 0, None)]
+)
+def test_the_rank_that_makes_the_id_of_nccl_in_the_group_of_all(
+    key: str, group: int, awaited: int | None
+) -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 12, in <module>',
+        "torch.distributed.DistBackendError: [7] is setting up NCCL communicator and "
+        f"retrieving ncclUniqueId from [0] via c10d key-value store by key '{key}', "
+        f"but store->get('{key}') got error: wait timeout after 600000ms, keys: "
+        f"/default_pg/{group}//cuda//{key}",
+    )
+    raised = raised_in(lines)
+    assert raised is not None
+    assert raised.is_consequence
+    assert raised.awaited == awaited
 
 
 def test_the_last_of_a_chain_has_left_the_program() -> None:
