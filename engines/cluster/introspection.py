@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -89,10 +88,8 @@ class Introspection:
 
     def _idle(self, ranks: Iterable[int]) -> str | None:
         """Return the engine of the first of `ranks` that runs no cell, if one does."""
-        now = time.monotonic()
         for rank in ranks:
             slot = self._registry.slots[rank]
-            fresh = slot.summary_at is not None and now - slot.summary_at < SILENCE
-            if slot.alive and fresh and not slot.summary.busy:
+            if slot.alive and not slot.is_silent(SILENCE) and not slot.summary.busy:
                 return slot.uuid
         return None

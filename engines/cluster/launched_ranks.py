@@ -260,11 +260,9 @@ class LaunchedRanks(Ranks):
 
     def _interrupt_cells(self) -> None:
         """Interrupt what runs: an engine does not heed SIGTERM before its cell ends."""
-        heard, slots = time.monotonic() - FRESH, self._registry.slots
+        able = map(self._registry.slots.__getitem__, self._registry.able())
         busy = [
-            rank
-            for rank in self._registry.able()
-            if slots[rank].summary.busy and (slots[rank].summary_at or 0.0) > heard
+            one.rank for one in able if one.summary.busy and not one.is_silent(FRESH)
         ]
         if busy:
             # By a request: of two signals in a row, another thread than the main one

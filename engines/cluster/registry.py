@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -385,13 +384,7 @@ class EngineRegistry(RankRegistry):
         The controller announces the end of an engine once; the announcement is lost
         while the connection to the controller is down.
         """
-        now = time.monotonic()
-        silent = [
-            slot
-            for slot in self.slots
-            if slot.alive
-            and (slot.summary_at is None or now - slot.summary_at > RENEWAL)
-        ]
+        silent = [slot for slot in self._living(None) if slot.is_silent(RENEWAL)]
         if not silent:
             return
         future: Any = private.registered_engines(self.client)

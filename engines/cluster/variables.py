@@ -16,7 +16,6 @@ from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.tcp.connector import wants_encryption
 
 from ..errors import ClusterError, PullError, group_by_message
-from ..observe.rank_slots import deaths
 from ..wire import ipyparallel_private as private
 from ..wire.rank_variables import LARGE, UNREACHED, get_variables, set_variables
 from ..wire.values import pack, size_of, unpack
@@ -163,7 +162,7 @@ def _nothing() -> None:
 
 
 def _check_alive(registry: EngineRegistry, ranks: Sequence[int]) -> None:
-    dead = deaths(registry.slots, ranks)
+    dead = registry.deaths(ranks)
     if dead:
         raise ClusterError("; ".join(dead.values()))
 

@@ -129,8 +129,7 @@ def prepare(
         )
     if launched.uses_mpi:
         try:
-            folder = session_folder(cluster.cluster_id)
-            _configure_mpi(cluster.config, folder, hosts, 0 if keep else os.getpid())
+            _configure_mpi(cluster, hosts, 0 if keep else os.getpid())
             if hosts is not None:
                 address = hosts.address
                 cluster.controller_ip = cluster.controller_location = address
@@ -249,8 +248,7 @@ def find(
         )
         if launched.cluster.controller is not None:
             if launched.uses_mpi:
-                folder = session_folder(launched.cluster.cluster_id)
-                _configure_mpi(launched.cluster.config, folder, None, 0)
+                _configure_mpi(launched.cluster, None, 0)
             client = private.connect(
                 lambda context: launched.run(
                     launched.cluster.connect_client(context=context, timeout=timeout),
@@ -333,18 +331,18 @@ def find_mpiexec() -> str | None:
 
 
 def _configure_mpi(
-    config: Config, folder: Path, hosts: Hosts | None, owner: int
+    cluster: ipyparallel.Cluster, hosts: Hosts | None, owner: int
 ) -> None:
     """Find mpiexec, and set what Open MPI needs to run and to survive a death.
 
     With `hosts` its ranks are on these, which it reaches by ssh. They end with the
     process `owner`, unless that is 0, and with them what they have started.
 
-    Open MPI puts its session files into `folder`: a killed mpiexec leaves them, and a
-    later one that gets its pid does not start. Settings of the profile's own
-    ``ipcluster_config.py`` are kept.
+    Open MPI puts its session files into a folder of the cluster: a killed mpiexec
+    leaves them, and a later one that gets its pid does not start. Settings of the
+    profile's own ``ipcluster_config.py`` are kept.
     """
-    launcher = config.MPILauncher
+    launcher = cluster.config.MPILauncher
     if "mpi_cmd" not in launcher:
         found = find_mpiexec()
         if found is None:
@@ -375,7 +373,7 @@ def _configure_mpi(
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
         launcher.environment = {
             **{name + end: "1" for name in names for end in ("", "_CONFIRM")},
-            "PRTE_MCA_prte_tmpdir_base": str(folder),
+            "PRTE_MCA_prte_tmpdir_base": str(session_folder(cluster.cluster_id)),
         }
 
 

@@ -18,7 +18,6 @@ from rankscope.backends.observe.torch_format import flight_recorder
 from ..wire.answers import Answers
 from ..wire.requests import GetClock, GetFlightRecord
 from .rank_registry import RankRegistry
-from .rank_slots import deaths
 
 __all__ = ["FlightRecords", "fetch"]
 
@@ -80,7 +79,7 @@ def fetch(
     return FlightRecords(
         dict(sorted(answers.results.items())),
         _offsets(registry, answers.results),
-        {**answers.errors, **deaths(registry.slots, chosen)},
+        {**answers.errors, **registry.deaths(chosen)},
     )
 
 

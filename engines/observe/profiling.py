@@ -19,7 +19,6 @@ from rankscope.backends.observe.stacks import Frame, Stack
 from ..errors import ClusterError, group_by_message
 from ..wire import requests
 from .rank_registry import RankRegistry
-from .rank_slots import deaths
 
 __all__ = [
     "LONGEST",
@@ -182,7 +181,7 @@ def stacks_of(registry: RankRegistry, ranks: Sequence[int], every: bool) -> Rank
     return RankStacks(
         found,
         locations,
-        {**answers.errors, **deaths(registry.slots, ranks)},
+        {**answers.errors, **registry.deaths(ranks)},
         {
             rank: (one["exception"][0], one["exception"][1])
             for rank, one in answers.results.items()
@@ -221,7 +220,7 @@ class Sampling:
         self.began = time.monotonic()
         self._seconds = seconds
         self._ranks = list(started.results)
-        self._errors = {**started.errors, **deaths(registry.slots, ranks)}
+        self._errors = {**started.errors, **registry.deaths(ranks)}
         if not self._ranks:
             raise ClusterError(group_by_message(self._errors))
 
@@ -247,7 +246,7 @@ class Sampling:
         """End it, and return what was seen."""
         registry = self._registry
         answers = registry.ask(requests.TakeSamples(self._key), self._ranks, ANSWER)
-        dead = deaths(registry.slots, self._ranks)
+        dead = registry.deaths(self._ranks)
         errors = {**self._errors, **answers.errors, **dead}
         if not answers.results:
             raise ClusterError(group_by_message(errors))

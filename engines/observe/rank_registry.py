@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -69,6 +68,15 @@ class RankRegistry:
             if slot.alive and (chosen is None or slot.rank in chosen)
         ]
 
+    def deaths(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Return rank → why it is dead, for the dead of `ranks`."""
+        chosen = set(ranks)
+        return {
+            slot.rank: slot.reason
+            for slot in self.slots
+            if slot.reason is not None and slot.rank in chosen
+        }
+
     @property
     def _receiver(self) -> threading.Thread | None:
         """The thread that receives the answers, where it is known."""
@@ -97,13 +105,8 @@ class RankRegistry:
 
     def refresh(self, older_than: float, timeout: float) -> None:
         """Request summaries of the ranks whose last one is `older_than` seconds old."""
-        now = time.monotonic()
-        stale = [
-            slot.rank
-            for slot in self.slots
-            if slot.alive
-            and (slot.summary_at is None or now - slot.summary_at > older_than)
-        ]
+        living = self._living(None)
+        stale = [slot.rank for slot in living if slot.is_silent(older_than)]
         if stale:
             self._record_all(self.ask(GetSummary(), stale, timeout))
 

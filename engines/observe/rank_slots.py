@@ -23,7 +23,6 @@ from ..wire.torch_environment import TorchOptions, torchrun_variables
 __all__ = [
     "RankSlot",
     "check_ranks",
-    "deaths",
     "describe_exit",
     "environment",
     "note_gpus",
@@ -111,6 +110,11 @@ class RankSlot:
     def is_here(self) -> bool:
         return self.host == socket.gethostname()
 
+    def is_silent(self, seconds: float) -> bool:
+        """Whether no summary has arrived within so many seconds."""
+        at = self.summary_at
+        return at is None or time.monotonic() - at > seconds
+
     def exit_cause(self, exit_code: int | None) -> str:
         """Return the cause of death of an engine that ended (``None``: unknown)."""
         how = describe_exit(exit_code)
@@ -155,16 +159,6 @@ class RankSlot:
             crash_causes=self.crash_causes,
             heartbeat_age=age,
         )
-
-
-def deaths(slots: Iterable[RankSlot], ranks: Iterable[int]) -> dict[int, str]:
-    """Return rank → why it is dead, for the dead of `ranks`."""
-    chosen = set(ranks)
-    return {
-        slot.rank: slot.reason
-        for slot in slots
-        if slot.reason is not None and slot.rank in chosen
-    }
 
 
 def describe_exit(exit_code: int | None) -> str:

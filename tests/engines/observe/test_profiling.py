@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from rankscope.backends.observe.stacks import ThreadStacks
 from rankscope.engines.observe.profiling import Sampling
@@ -16,17 +15,14 @@ from rankscope.engines.wire.rank_service import RankService
 SECONDS = 0.2
 
 
-class SlowToBegin:
+class SlowToBegin(RankRegistry):
     """A registry of one rank, this process, that begins later than it was asked to."""
 
-    slots: Sequence[Any] = ()
-
     def __init__(self) -> None:
+        super().__init__()
         self._handlers = requests.handlers_of(RankService(lambda: "", ThreadStacks()))
 
-    def ask(
-        self, request: requests.Request[Any], ranks: Sequence[int], timeout: float = 2
-    ) -> Answers[Any]:
+    def ask(self, request: Any, ranks: Any = None, timeout: float = 2) -> Answers[Any]:
         if isinstance(request, requests.StartSampling):
             threading.Event().wait(SECONDS)
         content = request.content()
@@ -34,7 +30,6 @@ class SlowToBegin:
 
 
 def test_a_rank_that_begins_late_is_sampled_as_long_as_was_asked() -> None:
-    registry = cast(RankRegistry, SlowToBegin())
-    profile = Sampling(registry, [0], SECONDS).wait()
+    profile = Sampling(SlowToBegin(), [0], SECONDS).wait()
     # The thread that samples gets going a moment after the answer.
     assert profile.seconds > SECONDS / 2
