@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from IPython.core.error import UsageError
@@ -89,10 +89,13 @@ def check_init(values: Values) -> None:
             "torch's ops over Rankscope's group"
         )
     if not started:
-        for name in ONLY_AT_A_START:
-            if values[name]:
-                flag = name.replace("_", "-")
-                DIST_INIT.fail(f"--{flag} is for ranks that are started: -n is missing")
+        _refuse(values, ONLY_AT_A_START, "ranks that are started: -n is missing")
+
+
+def _refuse(values: Values, names: Iterable[str], why: str) -> None:
+    for name in names:
+        if values[name]:
+            DIST_INIT.fail(f"--{name.replace('_', '-')} is for {why}")
 
 
 def starts(values: Values) -> bool:
@@ -106,10 +109,7 @@ def _check_hosts(values: Values) -> None:
     if slurm is None and values["dry_run"]:
         DIST_INIT.fail("--dry-run shows what --slurm would submit: --slurm is missing")
     if hosts is None and slurm is None:
-        for name in ("remote_python", "interface"):
-            if values[name] is not None:
-                flag = name.replace("_", "-")
-                DIST_INIT.fail(f"--{flag} is for hosts: --hosts is missing")
+        _refuse(values, ("remote_python", "interface"), "hosts: --hosts is missing")
         return
     if hosts is not None and slurm is not None:
         DIST_INIT.fail("--hosts and --slurm both name the hosts: give one of them")

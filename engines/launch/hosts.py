@@ -238,10 +238,6 @@ class Hosts:
         except ClusterStartError as error:
             raise ClusterStartError(f"{name}: {error}") from None
 
-    def silent(self) -> list[str]:
-        """Return the hosts that have not answered what they were asked."""
-        return [name for name, one in self.servers.items() if one.owes_answer]
-
     def environment(self) -> dict[str, str]:
         """Return what the ranks of other hosts have from this process's environment."""
         return {k: v for k, v in os.environ.items() if k.startswith(FORWARDED)}

@@ -156,7 +156,7 @@ class Launched(LaunchedProcesses):
         try:
             if isinstance(self.hosts, LocalHost):
                 assert n is not None
-                self.hosts.place(n)
+                self.hosts.ranks = {self.hosts.name: n}
                 # It imports while the controller starts.
                 self.run(self.hosts.connect(self.hosts.name))
             elif self.hosts is not None:
@@ -264,7 +264,8 @@ class Launched(LaunchedProcesses):
         return sorted(set(client.ids) - before)
 
     def _silent_hosts(self) -> str:
-        silent = [] if self.hosts is None else self.hosts.silent()
+        servers = {} if self.hosts is None else self.hosts.servers
+        silent = [name for name, one in servers.items() if one.owes_answer]
         if self.hosts is None or not silent:
             return ""
         return f": no answer of {', '.join(silent)}: {self.hosts.silent_hosts(silent)}"

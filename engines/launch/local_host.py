@@ -30,9 +30,6 @@ class LocalHost(Hosts):
         # Fork servers of earlier starts that have engines.
         self._earlier: list[ForkServer] = []
 
-    def place(self, n: int) -> None:
-        self.ranks = {self.name: n}
-
     def leash(self, name: str) -> str:
         return "the process that forks the ranks"
 
