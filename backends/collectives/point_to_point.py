@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..groups.membership import Group, member_group, resolve_group
-from ..groups.process_group import ProcessGroup
 from ..interface.op import Op
 from ..work.op_type import OpType
 from ..work.work import Work
@@ -62,7 +61,7 @@ def isend(
     >>> work.wait()
     True
     """
-    return _isend("isend", tensor, dst, group, tag, group_dst)
+    return _issue("isend", OpType.SEND, tensor, dst, group, tag, group_dst)
 
 
 def irecv(
@@ -113,7 +112,7 @@ def irecv(
     >>> if dist.get_rank() == 1:
     ...     assert work.source_rank() == 0 and x.tolist() == [1.0, 2.0]
     """
-    return _irecv("irecv", tensor, src, group, tag, group_src)
+    return _issue("irecv", OpType.RECV, tensor, src, group, tag, group_src)
 
 
 def send(
@@ -149,7 +148,7 @@ def send(
     >>> x
     array([1., 2.])
     """
-    work = _isend("send", tensor, dst, group, tag, group_dst)
+    work = _issue("send", OpType.SEND, tensor, dst, group, tag, group_dst)
     if work is not None:
         work.wait()
 
@@ -195,7 +194,7 @@ def recv(
     >>> x
     array([1., 2.])
     """
-    work = _irecv("recv", tensor, src, group, tag, group_src)
+    work = _issue("recv", OpType.RECV, tensor, src, group, tag, group_src)
     if work is None:
         return -1
     work.wait()
@@ -206,61 +205,26 @@ def recv(
     return -1 if sender == -1 else ranks[sender]
 
 
-def _isend(
-    name: str,
-    tensor: Array,
-    dst: int | None,
-    group: Group,
-    tag: int,
-    group_dst: int | None,
-) -> Work | None:
-    """Start to send; errors call the function `name`."""
-    pg = member_group(group, name)
-    if pg is None:
-        return None
-    peer = take_peer(pg, dst, group_dst, "dst", name, itself=False)
-    return _issue(OpType.SEND, name, pg, tensor, peer, tag)
-
-
-def _irecv(
-    name: str,
-    tensor: Array,
-    src: int | None,
-    group: Group,
-    tag: int,
-    group_src: int | None,
-) -> Work | None:
-    """Start to receive; errors call the function `name`."""
-    pg = member_group(group, name)
-    if pg is None:
-        return None
-    peer = None
-    if src is not None or group_src is not None:
-        peer = take_peer(pg, src, group_src, "src", name, itself=False)
-    return _issue(OpType.RECV, name, pg, tensor, peer, tag)
-
-
 def _issue(
-    op_type: OpType,
     name: str,
-    pg: ProcessGroup,
+    op_type: OpType,
     tensor: Array,
-    peer: int | None,
+    rank: int | None,
+    group: Group,
     tag: int,
-) -> Work:
-    receives = op_type is OpType.RECV
+    group_rank: int | None,
+) -> Work | None:
+    """Start the op of the function `name`, to or from one of the two ranks."""
+    pg = member_group(group, name)
+    if pg is None:
+        return None
+    receives, peer = op_type is OpType.RECV, None
+    if not receives or rank is not None or group_rank is not None:
+        argument = "src" if receives else "dst"
+        peer = take_peer(pg, rank, group_rank, argument, name, itself=False)
     tag = take_tag(tag, name, pg)
     array, device = take(tensor, "tensor", op_type, pg, writable=receives)
-    work = pg.issue(
-        Op(
-            op_type,
-            device,
-            (array,),
-            (array, peer, tag),
-            peer=peer,
-            tag=tag,
-            result=peer if receives else None,
-        )
-    )
+    args, result = (array, peer, tag), peer if receives else None
+    work = pg.issue(Op(op_type, device, (array,), args, result, peer=peer, tag=tag))
     work.detach()
     return work

@@ -92,7 +92,8 @@ class Dispatcher(GroupOps):
             if watchdog.idle:
                 watchdog.wake()
             try:
-                current.refuse(kind, op.peer, backend)
+                if current.aborted or current.departures.by_rank or current.suspended:
+                    current.refuse(kind, op.peer, backend)
                 record.number()
                 recorder.add(record)
                 work = _start(current, record, op)
