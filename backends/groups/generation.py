@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..devices.cuda_device import configured_device
 from ..errors import (
@@ -51,14 +51,6 @@ HOOK_WAIT = 10.0
 _AGREE_WAIT = 0.5
 #: Seconds between two looks at an inquiry, which an error waits for.
 _INQUIRY_PERIOD = 0.02
-
-
-class _Op(Protocol):
-    """A Work, or the record of an op."""
-
-    def describe(self) -> str: ...
-
-    def identity(self) -> dict[str, Any]: ...
 
 
 class Generation:
@@ -300,7 +292,7 @@ class Generation:
             where = f"{op} in {where}"
         raise self._error(where, self.spec.identity() | {"op": op})
 
-    def aborted_error(self, op: _Op) -> DistAbortedError:
+    def aborted_error(self, op: Work | Record | Batch) -> DistAbortedError:
         """Return the error of `op`, a Work or a record, once the group was aborted."""
         self._ended.wait(_AGREE_WAIT)
         return self._error(op.describe(), op.identity())
@@ -364,7 +356,7 @@ class Generation:
         errors = self._fail_pending(withheld)
         try:
             if publish:
-                self._peers.publish_abort(reason, self._agree)
+                self._peers.publish("abort", reason, self._agree)
             else:
                 self._ended.set()
             if self.spec.abort_hooks:
@@ -410,10 +402,7 @@ class Generation:
 
     def _error_of(self, work: Work) -> DistAbortedError:
         # A Work that is just being handed over is not tied to its record yet.
-        handing_over = self.handing_over
-        op: _Op = work
-        if work.record is None and handing_over is not None:
-            op = handing_over
+        op = (self.handing_over if work.record is None else None) or work
         return self._error(op.describe(), op.identity())
 
     def disown(self, why: str) -> None:
@@ -442,7 +431,7 @@ class Generation:
             self.loss = loss = ConnectionLoss(error, self.spec)
         for work in self._in_flight():
             work.hold_failures()
-        self._peers.publish_loss(loss.reason, loss.agree)
+        self._peers.publish("loss", loss.reason, loss.agree)
 
     def publish_death_notice(self, text: str) -> None:
         """Set the reason that ends the group elsewhere when this process is gone."""
@@ -607,8 +596,11 @@ class Generation:
         if self._abort_if_stuck() or not self.status.in_flight:
             return float("inf")
         self.refresh()
-        self._note_withheld()
         in_flight = self._in_flight()
+        for work in in_flight:
+            if isinstance(work.withheld, ConnectionLostError):
+                # Its cause has to be found.
+                self._connection_lost(work.withheld)
         nearest = self.deadlines.check(in_flight)
         if self.departures.by_rank:
             departure = self.departures.verdict(in_flight, lost=self.loss is not None)
@@ -635,13 +627,6 @@ class Generation:
         else:
             self._abort(self.deadlines.reason(), publish=True)
         return float("inf")
-
-    def _note_withheld(self) -> None:
-        """Look for the cause of a connection that a Work in flight has lost."""
-        for work in self._in_flight():
-            error = work.withheld
-            if isinstance(error, ConnectionLostError):
-                self._connection_lost(error)
 
     def _abort_if_stuck(self) -> bool:
         """Abort where a backend does not take an op; return whether that is so."""

@@ -96,28 +96,17 @@ class PeerWatch:
 
     # -- messages to the other ranks ----------------------------------------
 
-    def publish_abort(
-        self, reason: AbortReason, agree: Callable[[AbortReason | None], None]
-    ) -> None:
-        """Abort this generation on the other ranks; returns at once.
-
-        ``agree(first)`` is called with the reason of the rank that was first to abort,
-        ``None`` if the store does not say, on a thread of its own.
-        """
-        self._report("abort", reason, agree)
-
-    def publish_loss(
-        self, reason: AbortReason, agree: Callable[[AbortReason | None], None]
-    ) -> None:
-        """Report a lost connection to the other ranks, as `publish_abort` does."""
-        self._report("loss", reason, agree)
-
-    def _report(
+    def publish(
         self,
         key: str,
         reason: AbortReason,
         agree: Callable[[AbortReason | None], None],
     ) -> None:
+        """Report an ``"abort"``, or the ``"loss"`` of a connection; returns at once.
+
+        ``agree(first)`` is called with the reason of the rank that was first to report
+        it, ``None`` if the store does not say, on a thread of its own.
+        """
         if self._spec.size == 1:
             agree(None)
             return
