@@ -101,7 +101,6 @@ def _publish(text: str, page: Path) -> None:
 
 
 def main() -> None:
-    """Parse the options, measure, print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, rougher")
     parser.add_argument("--only", choices=PARTS, action="append", metavar="PART")

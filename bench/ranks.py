@@ -68,14 +68,13 @@ class Ranks:
         return [self._ranks.next_report(rank, timeout) for rank in range(self.size)]
 
     def close(self) -> None:
-        """End the processes."""
         self._ranks.__exit__()
 
 
 def _why(error: Exception) -> str:
     """Return the first line of an error of ranks, and the last one of their output."""
     first, *rest = str(error).splitlines() or [type(error).__name__]
-    more = [line for line in rest if not line.startswith("--- rank")]
+    more = [one for one in rest if one.strip() and not one.startswith("--- rank")]
     return f"{first}: {more[-1].strip()}" if more else first
 
 

@@ -22,7 +22,6 @@ class Sample:
 
     @property
     def median(self) -> float:
-        """The median of all timings."""
         return median(self._sorted())
 
     @property
@@ -99,7 +98,6 @@ class Row:
 
     @classmethod
     def share(cls, what: str, busy: float, budget: float, more: str = "") -> Row:
-        """Return a row of a share of a core."""
         return cls(
             what,
             f"{100 * busy:.1f} % of a core{more}",

@@ -26,6 +26,7 @@ class Contender:
     def __init__(self, rank: int, size: int, folder: str) -> None:
         self.rank, self.size, self.folder = rank, size, folder
         self.array: Any = None
+        self.dist: Any = None
 
     def allocate(self, count: int) -> Any:
         """Return an array of `count` float32, contents undefined."""
@@ -35,7 +36,8 @@ class Contender:
 
     def op(self, variant: str) -> Callable[[], object]:
         """Return the call that all-reduces ``self.array`` once."""
-        raise NotImplementedError
+        array, all_reduce = self.array, self.dist.all_reduce
+        return lambda: all_reduce(array)
 
     def prepare(self, nbytes: int, variant: str) -> None:
         """Make the array of this size and check one result on it."""
@@ -68,10 +70,6 @@ class Rankscope(Contender):
             world_size=size,
         )
 
-    def op(self, variant: str) -> Callable[[], object]:
-        array, all_reduce = self.array, self.dist.all_reduce
-        return lambda: all_reduce(array)
-
 
 class Torch(Contender):
     """torch.distributed's gloo backend, or ``rankscope`` over a `transport`."""
@@ -99,10 +97,6 @@ class Torch(Contender):
 
     def allocate(self, count: int) -> Any:
         return self.torch.empty(count, dtype=self.torch.float32)
-
-    def op(self, variant: str) -> Callable[[], object]:
-        array, all_reduce = self.array, self.dist.all_reduce
-        return lambda: all_reduce(array)
 
 
 class Training(Torch):
@@ -225,21 +219,30 @@ class MPI(Rankscope):
         self.op(variant)()
 
     def op(self, variant: str) -> Callable[[], object]:
-        dist, array = self.dist, self.array
-        other, first = 1 - self.rank, self.rank == 0
         if not variant:
-            return super().op(variant)
+            return self.reduction()
+        array, other, first = self.array, 1 - self.rank, self.rank == 0
+        send, recv, isend, irecv = self.messages()
         if variant == "latency":
-            steps = (dist.send, dist.recv) if first else (dist.recv, dist.send)
+            steps = (send, recv) if first else (recv, send)
             return lambda: [step(array, other) for step in steps]
 
         def window() -> None:
-            start = dist.isend if first else dist.irecv
-            for work in [start(array, other) for _ in range(self.WINDOW)]:
-                work.wait()
-            (dist.recv if first else dist.send)(self.answer, other)
+            start = isend if first else irecv
+            self.wait([start(array, other) for _ in range(self.WINDOW)])
+            (recv if first else send)(self.answer, other)
 
         return window
+
+    def reduction(self) -> Callable[[], object]:
+        return super().op("")
+
+    def messages(self) -> tuple[Callable[..., Any], ...]:
+        return self.dist.send, self.dist.recv, self.dist.isend, self.dist.irecv
+
+    def wait(self, works: list[Any]) -> None:
+        for work in works:
+            work.wait()
 
 
 class BareMPI(MPI):
@@ -251,21 +254,15 @@ class BareMPI(MPI):
 
         self.mpi, self.world = MPI, MPI.COMM_WORLD
 
-    def op(self, variant: str) -> Callable[[], object]:
+    def reduction(self) -> Callable[[], object]:
         mpi, world, array = self.mpi, self.world, self.array
-        other, first = 1 - self.rank, self.rank == 0
-        if not variant:
-            return lambda: world.Allreduce(mpi.IN_PLACE, array)
-        if variant == "latency":
-            steps = (world.Send, world.Recv) if first else (world.Recv, world.Send)
-            return lambda: [step(array, other) for step in steps]
+        return lambda: world.Allreduce(mpi.IN_PLACE, array)
 
-        def window() -> None:
-            start = world.Isend if first else world.Irecv
-            mpi.Request.Waitall([start(array, other) for _ in range(self.WINDOW)])
-            (world.Recv if first else world.Send)(self.answer, other)
+    def messages(self) -> tuple[Callable[..., Any], ...]:
+        return self.world.Send, self.world.Recv, self.world.Isend, self.world.Irecv
 
-        return window
+    def wait(self, works: list[Any]) -> None:
+        self.mpi.Request.Waitall(works)
 
 
 CONTENDERS: dict[str, Callable[[int, int, str], Contender]] = {

@@ -114,7 +114,6 @@ missing or broken: the lines marked "fault".
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="rankscope",
         description="Rankscope's command line. Its commands find the clusters that "

@@ -75,7 +75,6 @@ class Finding:
 
 
 def check_python() -> Iterator[Finding]:
-    """Check the interpreter and the platform."""
     found = f"{platform.python_implementation()} {platform.python_version()}"
     least, most = (".".join(map(str, one)) for one in SUPPORTED)
     here = sys.version_info[:2]
@@ -151,7 +150,6 @@ def _can_be_read() -> bool:
 
 
 def check_gloo() -> Iterator[Finding]:
-    """Check gloo's library and its network interface."""
     if unavailable_reason("gloo") is not None:
         return
     info = gloo_info()
@@ -170,7 +168,6 @@ def check_gloo() -> Iterator[Finding]:
 
 
 def check_ucx() -> Iterator[Finding]:
-    """Check the library of UCX."""
     if unavailable_reason("ucx") is not None:
         return
     info = ucx_info()
@@ -308,7 +305,6 @@ def check_top() -> Iterator[Finding]:
 
 
 def check_jupyter() -> Iterator[Finding]:
-    """Check the versions of the packages of notebooks and engines."""
     needed = ("ipyparallel", "ipykernel", "IPython", "ipywidgets", "anywidget")
     for name in (*needed, *_OPTIONAL):
         version = _version(name)
@@ -358,7 +354,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_limits() -> Iterator[Finding]:
-    """Check memory and descriptors."""
     memory = psutil.virtual_memory()
     text = f"{bytes_text(memory.available)} of {bytes_text(memory.total)} available"
     yield Finding("ok", "memory", text)

@@ -32,7 +32,6 @@ after Ctrl-C, 2 where nothing could be started
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m rankscope.run",
         description="Start the ranks of a script on this host, with the variables that "

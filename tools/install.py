@@ -71,7 +71,6 @@ def options(listed: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Install what the command line names."""
     parser = argparse.ArgumentParser(prog="python -m tools.install", allow_abbrev=False)
     parser.add_argument("--python", default=sys.executable)
     chosen, arguments = parser.parse_known_args()

@@ -8,10 +8,11 @@ the page of a dead job's report. The files go to ``docs/_static``.
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import nbformat
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster
@@ -61,24 +62,14 @@ _COLOURS = 128
 
 def take_hang(browser: Browser, path: Path) -> None:
     """Save a picture of a JupyterLab in which a cell hangs, with the verdict on it."""
-    cells: list[dict[str, Any]] = [
-        {
-            "cell_type": "code",
-            "id": name,
-            "metadata": {},
-            "source": source,
-            "outputs": [],
-            "execution_count": None,
-        }
-        for name, source in CELLS.items()
-    ]
+    cells = [nbformat.v4.new_code_cell(code, id=name) for name, code in CELLS.items()]
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    content = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
     with tempfile.TemporaryDirectory(prefix="rankscope-") as name:
         folder = Path(name)
         kernelspec.write(folder / "data")
         file = folder / "training.ipynb"
-        file.write_text(json.dumps(content), encoding="utf-8")
+        nbformat.write(notebook, file)
         with lab(folder, browser) as server:
             shown = server.show(file, width=_WIDTH, height=_HEIGHT)
             # The banner has its colour at once.

@@ -166,7 +166,6 @@ def page_file(name: str) -> str:
 
 
 def style_of(name: str) -> str:
-    """Return a style sheet as an element."""
     return f"<style>\n{page_file(f'{name}.css')}</style>"
 
 

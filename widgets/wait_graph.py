@@ -33,7 +33,6 @@ _SLANTED = 17
 
 
 def told(cycle: Sequence[Waiting], besides: Collection[int] = ()) -> str:
-    """Return what the picture shows as a text."""
     shown = cycle if len(cycle) <= MOST else cycle[: MOST - 2]
     parts = [
         f"{tell_ranks(one.ranks, f'waits for {name_ranks(one.awaited)}')} in {one.op} "

@@ -48,7 +48,6 @@ class Job:
     notes: tuple[str, ...] = ()
 
     def keep(self, wanted: Callable[[Member], bool]) -> Job:
-        """Return the job with the members that are `wanted`."""
         return replace(self, members=tuple(filter(wanted, self.members)))
 
 

@@ -113,7 +113,6 @@ def stated_rank(variables: Mapping[str, str]) -> Stated | None:
 
 
 def is_python(program: str) -> bool:
-    """Return whether the file of a program has the name of a Python."""
     return _PYTHON.match(program.rpartition("/")[2]) is not None
 
 

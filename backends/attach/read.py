@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..observe.evidence import RankEvidence, combine
@@ -72,13 +72,12 @@ def look(
     the best one first, beside torch's debug server, its dumps on demand and NCCL's RAS
     service.
     """
-    reports = [
-        [
-            *(one for ask in sources if (one := ask(job)) is not None),
-            *_reports(job, py_spy),
-        ]
-        for job in jobs
-    ]
+
+    def debug_or_dumps(job: Job) -> Reports | None:
+        return (debug_reports(job, py_spy) if py_spy else None) or dump_reports(job)
+
+    asked = (*sources, debug_or_dumps, ras_reports)
+    reports = [[one for ask in asked if (one := ask(job)) is not None] for job in jobs]
     processes = [member.process for job in jobs for member in job.members]
     if py_spy is None:
         stacks = {one.pid: Stack(problem="py-spy is missing") for one in processes}
@@ -88,13 +87,6 @@ def look(
         _look(job, stacks, [one.compare() for one in its])
         for job, its in zip(jobs, reports, strict=True)
     ]
-
-
-def _reports(job: Job, py_spy: str | None) -> Iterator[Reports]:
-    """Ask what serves in a job, the best source first."""
-    debug = (py_spy and debug_reports(job, py_spy)) or dump_reports(job)
-    ras = ras_reports(job)
-    yield from (one for one in (debug, ras) if isinstance(one, Reports))
 
 
 def _look(

@@ -145,7 +145,6 @@ def _names(known: Sequence[str], what: str) -> Callable[[str], tuple[str, ...]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suite; return the exit status."""
     # SIGTERM as Ctrl-C: the ranks end with this process.
     before = signal.signal(signal.SIGTERM, _terminated)
     try:

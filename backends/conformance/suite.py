@@ -74,16 +74,12 @@ def problem_with(setup: Setup) -> str | None:
     if reason is not None:
         return reason
     registration = resolve(setup.backend)
-    reason = outdated(registration)
-    if reason is not None:
-        return reason
-    devices = registration.devices
-    if setup.device not in devices:
-        return (
-            f"backend {setup.backend!r} serves {', '.join(devices)} and not "
-            f"{setup.device!r}"
-        )
-    return None
+    if setup.device in registration.devices:
+        return outdated(registration)
+    return outdated(registration) or (
+        f"backend {setup.backend!r} serves {', '.join(registration.devices)} and not "
+        f"{setup.device!r}"
+    )
 
 
 def check_backend(

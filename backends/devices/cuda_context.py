@@ -36,7 +36,6 @@ class CudaContexts:
         self.check(driver.cuInit(0))
 
     def current_device(self) -> int | None:
-        """Return the calling thread's current device; ``None`` if it chose none."""
         (context,) = self.check(self._get_current())
         if not int(context):
             return None
@@ -44,7 +43,6 @@ class CudaContexts:
         return int(device)
 
     def device(self, index: int) -> OnDevice:
-        """Make `index` the calling thread's device within a ``with`` block."""
         return OnDevice(self, index)
 
     def use(self, index: int) -> None:
@@ -66,7 +64,6 @@ class CudaContexts:
         return bool(active)
 
     def device_count(self) -> int:
-        """Return the number of devices that this process may use."""
         (count,) = self.check(self._driver.cuDeviceGetCount())
         return int(count)
 

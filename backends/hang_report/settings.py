@@ -136,5 +136,4 @@ def job_name(env: Mapping[str, str] = os.environ, *, job: str = "") -> str:
 
 
 def facts_of(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are written down."""
     return {name: env[name][:_LONGEST] for name in _SHOWN if name in env}

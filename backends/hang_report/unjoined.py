@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from ..attach.jobs import ancestors
+from ..attach.jobs import find_jobs
 from ..attach.launchers import VARIABLES, stated_rank
 from ..attach.process_table import Process, read_table
 from ..attach.py_spy import PySpyError, dump, find_py_spy
@@ -70,18 +70,13 @@ def _processes(ranks: Collection[int]) -> dict[int, Process]:
     # A script may have set others since.
     begun = psutil.Process().environ()
     own = stated_rank({name: begun[name] for name in VARIABLES & begun.keys()})
-    table = read_table()
+    mine = {pid: one for pid, one in read_table().items() if one.user == os.getuid()}
     found: dict[int, Process] = {}
-    for process in sorted(table.values(), key=lambda one: (one.started, one.pid)):
+    for process in (one.process for job in find_jobs(mine) for one in job.members):
         stated = process.stated
         if own is None or stated is None or stated.rank not in ranks:
             continue
-        if not process.is_python or process.user != os.getuid():
-            continue
         alike = (stated.launcher, stated.job) == (own.launcher, own.job)
-        # The workers of a data loader have the environment of their rank.
-        above = (one for one in ancestors(process, table) if one.is_python)
-        inherited = any(one.stated == stated for one in above)
-        if alike and not inherited and (own.job or process.parent == os.getppid()):
-            found.setdefault(stated.rank, process)
+        if alike and (own.job or process.parent == os.getppid()):
+            found[stated.rank] = process
     return found

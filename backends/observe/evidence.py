@@ -302,7 +302,6 @@ class Evidence:
     final: bool = False
 
     def rank(self, rank: int) -> RankEvidence:
-        """Return what is known of a rank."""
         return self.ranks.get(rank) or RankEvidence(rank)
 
 

@@ -315,7 +315,6 @@ class Moment:
         return cls(op, {rank: at for at, rank in order}, late, waits)
 
     def last(self, count: int) -> frozenset[int]:
-        """Return the `count` ranks that entered last."""
         return frozenset([*self.entered][-count:])
 
     @property

@@ -186,7 +186,6 @@ class StackSampler:
 
     @property
     def is_running(self) -> bool:
-        """Whether it still looks."""
         return self._thread.is_alive()
 
     def result(self) -> Stacks:

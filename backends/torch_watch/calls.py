@@ -118,7 +118,6 @@ class Call:
 
     @property
     def is_p2p(self) -> bool:
-        """Whether it is a send or a recv."""
         return self.op_type.is_p2p
 
     @property

@@ -86,7 +86,6 @@ class Duration:
         self.is_known = True
 
     def add(self, time: int, error: int = 0) -> None:
-        """Add a time."""
         self._sum += time
         self._error += error
 
@@ -192,7 +191,6 @@ class TorchRecord(OpEntry):
         return monotonic - (wall_ns - (self.started_ns or self.created_ns)) / 1e9
 
     def end(self, state: str, ended_ns: int, error: str | None = None) -> None:
-        """Note that the op is over."""
         self.state, self.ended_ns, self.error = state, ended_ns, error
 
     def as_dict(self) -> dict[str, Any]:

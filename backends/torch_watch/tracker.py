@@ -64,7 +64,6 @@ class Tracker:
 
     @property
     def in_flight(self) -> int:
-        """How many ops are in flight."""
         return len(self._open) + len(self._own)
 
     def records(self, groups: Iterable[Any]) -> list[TorchRecord]:

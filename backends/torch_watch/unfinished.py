@@ -60,7 +60,6 @@ class UnfinishedGroup(WatchedGroup):
         self._frames = calling_frames() or (("", 0, ""),)
 
     def summary(self) -> GroupStatus:
-        """Return its status on this rank."""
         begun = OpStatus(OP, 1, source=recorder.name_source(self._frames[0]))
         return GroupStatus(
             name=self.name,
@@ -260,7 +259,6 @@ class PendingGroup(WatchedGroup):
         self.name = self.key.name
 
     def summary(self) -> GroupStatus:
-        """Return its status on this rank."""
         return GroupStatus(
             name=self.name,
             members=write_members(self.key.ranks),

@@ -45,7 +45,6 @@ class GroupOps(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether the ranks are not all alike."""
         return len(self.rows) > 1
 
 

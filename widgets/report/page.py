@@ -213,10 +213,16 @@ def _row(mood: str, titles: Sequence[str], cells: Sequence[str]) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[str]) -> str:
+    return _grid(titles, rows, table=' class="stacked"')
+
+
+def _grid(
+    titles: Iterable[str], rows: Iterable[str], scroll: str = "scroll", table: str = ""
+) -> str:
     head = "".join(f'<th scope="col">{title}</th>' for title in titles)
     return (
-        '<div class="scroll" tabindex="0"><table class="stacked">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<div class="{scroll}" tabindex="0"><table{table}><thead><tr>{head}</tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -238,13 +244,12 @@ def _section(title: str, body: str, about: str = "") -> str:
 
 
 def _late(report: Report) -> str:
-    said = [
+    shown = [
         f"<p>{prose(one, 1000)}</p>" for one in late_lines(findings_of(report.late))
     ]
-    if report.verdicts and not said:
+    if report.verdicts and not shown:
         # What hangs is what a reader looks for.
         return ""
-    shown = [*said]
     for group in report.late[:_GROUPS]:
         count = max(one.of for one in group.ranks.values())
         ranks = name_ranks(group.key.ranks)
@@ -253,11 +258,9 @@ def _late(report: Report) -> str:
             "".join(f"<td>{text(row.texts[column.key])}</td>" for column in COLUMNS)
             for row in late_rows(group)
         ]
-        head = "".join(f'<th scope="col">{one.title}</th>' for one in COLUMNS)
         shown.append(
             f'<h3>{text(group.key.name, 200)} <span class="quiet">{about}</span></h3>'
-            f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-            f"<tbody>{''.join(f'<tr>{one}</tr>' for one in rows)}</tbody></table></div>"
+            + _grid((one.title for one in COLUMNS), (f"<tr>{one}</tr>" for one in rows))
         )
     about = "in ops that are over, as far as it was recorded since when a rank waits"
     return _section("Who kept the others waiting", "".join(shown), about)
@@ -283,11 +286,8 @@ def _ops(groups: Sequence[GroupOps]) -> str:
 
 
 def _group(one: GroupOps) -> str:
-    head = "".join(
-        f'<th scope="col">#{seq}<small>{op_name(name)}</small></th>'
-        for seq, name in one.columns.items()
-    )
-    body = "".join(
+    ops = (f"#{n}<small>{op_name(name)}</small>" for n, name in one.columns.items())
+    rows = (
         f'<tr><th scope="row">{ranks_html(ranks)}</th>'
         f"{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
         for ranks, cells in one.rows[: 2 * _ROWS]
@@ -297,9 +297,7 @@ def _group(one: GroupOps) -> str:
     return (
         f'<h3>{text(one.group.name, 200)} <span class="quiet">'
         f"{text(name_ranks(one.group.ranks), 60)}</span></h3>"
-        '<div class="scroll ops" tabindex="0"><table>'
-        f'<thead><tr><th scope="col">Ranks</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{more}"
+        f"{_grid(('Ranks', *ops), rows, 'scroll ops')}{more}"
     )
 
 

@@ -233,7 +233,6 @@ class Names:
         return new
 
     def set_timeout(self, group: Any, timeout: timedelta) -> None:
-        """Set the timeout of the ops of `group`."""
         self.c10d._set_pg_timeout(timeout, group)
 
     @contextlib.contextmanager
