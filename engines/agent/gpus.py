@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from rankscope.backends import unavailable_reason
 from rankscope.backends.devices.cuda_context import cuda_contexts, gpu_uuid
@@ -108,7 +108,7 @@ class Gpu:
         self.use = use
         #: Empty where it is not known.
         self.uuid = gpu_uuid(index) or uuid
-        self._readings = GpuReadings(GpuMemory(index), pool)
+        self._readings = GpuReadings(GpuMemory(index).read, pool)
 
     @classmethod
     def of_cupy(cls, cupy: Any, index: int) -> Gpu:
@@ -163,24 +163,20 @@ REST_FACTOR = 1000.0
 KEPT = 10.0
 
 
-class Memory(Protocol):
-    """The calls of `GpuMemory` that the readings need."""
-
-    def read(self) -> GpuUse | None: ...
-
-
 class GpuReadings:
     """Reads the memory of a GPU, a reading at a time, beside the thread that publishes.
 
     NVML and the pools of cupy and torch may keep a reader waiting: behind a call of
     CUDA that holds a lock, or behind a GPU that does not answer.
 
-    `memory` is NVML's account of the GPU. ``pool()`` returns the bytes that the
+    ``memory()`` returns NVML's account of the GPU, ``pool()`` the bytes that the
     process's own pool of arrays holds, ``None`` where that is not known: for a process
     that NVML does not list, as in a container with process ids of its own.
     """
 
-    def __init__(self, memory: Memory, pool: Callable[[], int | None]) -> None:
+    def __init__(
+        self, memory: Callable[[], GpuUse | None], pool: Callable[[], int | None]
+    ) -> None:
         self._memory, self._pool = memory, pool
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -199,7 +195,7 @@ class GpuReadings:
         began = time.thread_time()
         found: GpuUse | None = None
         try:
-            found = self._memory.read()
+            found = self._memory()
             if found is None or found.own is None:
                 own = self._pool()
                 found = GpuUse(own=own) if found is None else found._replace(own=own)

@@ -52,7 +52,9 @@ def _nothing() -> int | None:
 
 def test_the_first_reading_comes_a_moment_later() -> None:
     use = GpuUse(13 * GIB, 80 * GIB, 12 * GIB)
-    readings = GpuReadings(Memory(use), lambda: pytest.fail("NVML lists the process"))
+    readings = GpuReadings(
+        Memory(use).read, lambda: pytest.fail("NVML lists the process")
+    )
     assert readings.latest() is None
     until(lambda: readings.latest() == use, 30)
 
@@ -69,7 +71,7 @@ def test_the_first_reading_comes_a_moment_later() -> None:
 def test_the_pool_of_arrays_stands_in_for_nvml(
     nvml: GpuUse | None, pool: int | None, found: GpuUse
 ) -> None:
-    readings = GpuReadings(Memory(nvml), lambda: pool)
+    readings = GpuReadings(Memory(nvml).read, lambda: pool)
     until(lambda: readings.latest() == found, 30)
 
 
@@ -78,14 +80,14 @@ def test_a_pool_that_fails_leaves_what_nvml_says(error: Exception) -> None:
     def fail() -> int | None:
         raise error
 
-    readings = GpuReadings(Memory(GpuUse(13, 80)), fail)
+    readings = GpuReadings(Memory(GpuUse(13, 80)).read, fail)
     until(lambda: readings.latest() == (13, 80, None), 30)
 
 
 def test_a_gpu_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     use = GpuUse(13, 80, 12)
     memory = Memory(use)
-    readings = GpuReadings(memory, _nothing)
+    readings = GpuReadings(memory.read, _nothing)
     until(lambda: readings.latest() == use, 30)
     until(lambda: not _threads(), 30)
     memory.answers.clear()
@@ -121,7 +123,7 @@ def test_a_reading_that_costs_time_is_rare(monkeypatch: pytest.MonkeyPatch) -> N
     """A millisecond a second: 50 ms are followed by 50 s without one."""
     monkeypatch.setattr(gpus, "REST_FACTOR", 1000.0)
     memory = Memory(GpuUse(13, 80, 12), cost=0.05)
-    readings = GpuReadings(memory, _nothing)
+    readings = GpuReadings(memory.read, _nothing)
     readings.latest()
     until(lambda: readings.latest() is not None, 30)
     for _ in range(1000):
