@@ -250,7 +250,8 @@ class Launcher:
     def _why_not_replaced(self, rank: int) -> str:
         """Return why a rank that failed is not started again; empty: it is."""
         if self._lost:
-            return f"it is not started again, as {name_ranks(self._lost)} is lost"
+            are = "is" if len(self._lost) == 1 else "are"
+            return f"it is not started again, as {name_ranks(self._lost)} {are} lost"
         if not self._restarts:
             return "no rank is started again, as --max-restarts is 0"
         if self._restarted[rank] == self._restarts:
