@@ -165,7 +165,20 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "free": psutil.virtual_memory().available,
         "client": _client(),
+        "no_room": _no_room(),
     }
+
+
+def _no_room() -> str:
+    """Return why the folder in which engines keep files takes none; else nothing."""
+    folder = os.path.expanduser(os.environ.get("IPYTHONDIR") or "~/.ipython")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return f"{folder} takes no files ({error.strerror})"
+    return ""
 
 
 def _client() -> str:

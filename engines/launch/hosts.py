@@ -335,6 +335,12 @@ def compare(hosts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
                 f"{given} has Rankscope {host['rankscope']}, this notebook "
                 f"{__version__}: install one version on all hosts"
             )
+        # A host with another version says nothing of it.
+        if no_room := host.get("no_room"):
+            errors.append(
+                f"{given}: {no_room}: make room there, or name a folder "
+                "elsewhere by IPYTHONDIR, in the environment of a login there"
+            )
     here = ".".join(map(str, sys.version_info[:2]))
     differences = [
         f"{given} has Python {host['python']}, this notebook {here}: a function that "

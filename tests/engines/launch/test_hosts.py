@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,9 @@ from rankscope.engines.launch.hosts import compare
 from rankscope.engines.launch.ssh_hosts import ssh_command
 
 WAIT = 60
+
+#: Shells of which a login may have one, of those that are here.
+SHELLS = [one for one in ("sh", "bash", "fish", "tcsh", "zsh") if shutil.which(one)]
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 #: What `describe` of the fork server says of a host.
@@ -115,6 +119,20 @@ def test_a_name_of_an_address_of_this_host_is_this_host(
         is_here.cache_clear()
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("shell", SHELLS)
+def test_whatever_the_login_shell_is(shell: str, tmp_path: Path) -> None:
+    python, folder = tmp_path / "it's a python", tmp_path / 'a $b "c\\'
+    folder.mkdir()
+    python.write_text('#!/bin/sh\necho "$PWD" "$@"\n')
+    python.chmod(0o700)
+    command = ssh_command("a", str(python), str(folder))[-1]
+    ran = subprocess.run(
+        [shell, "-c", command], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == f"{folder} -m {fork_servers.MODULE} describe\n"
+
+
 def test_ssh_asks_nothing_and_shares_nothing() -> None:
     command = ssh_command("a", "~/my env/bin/python", "/data/it's here")
     assert command[-3:-1] == ["--", "a"]
@@ -168,6 +186,26 @@ def test_hosts_that_cannot_work_together() -> None:
     assert [one.partition(":")[0] for one in errors] == [
         "a and b are one host, or both call themselves node",
         f"b has Rankscope 0.0.1, this notebook {__version__}",
+    ]
+
+
+def test_a_host_whose_disk_is_full_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    described = fork_server.describe()
+    assert described["no_room"] == ""
+    assert not list((tmp_path / "ipython").iterdir())
+    # Root may write where nobody else may.
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "ipython"
+    monkeypatch.setenv("IPYTHONDIR", str(folder))
+    errors, _ = compare(
+        {"here": described, "b": {**fork_server.describe(), "name": "b"}}
+    )
+    assert errors == [
+        f"b: {folder} takes no files (Not a directory): make room there, or name a "
+        "folder elsewhere by IPYTHONDIR, in the environment of a login there"
     ]
 
 
