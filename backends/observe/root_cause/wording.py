@@ -261,7 +261,7 @@ _THEIRS = "GPUs or processes have"
 
 def _absence(cause: Cause, picture: Picture, names: Names) -> str:
     wait = cause.waits[0]
-    who = name_ranks(cause.culprits)
+    who = some(cause.culprits)
     waiting = they_wait(_first_waits(cause), cause.culprits)
     if cause.unrecorded:
         text = f"{who} left no records; {waiting} in {names.wait(wait)}"

@@ -149,6 +149,18 @@ def test_what_several_absent_ranks_issued_is_told_once() -> None:
     assert what in only(look(ranks)).text
 
 
+def test_of_many_absent_ranks_in_many_pieces_the_first_are_named() -> None:
+    ranks = [Rank(rank) for rank in range(60)]
+    wide = Group("wide", (*range(60),))
+    for one in ranks:
+        one.issue(group=wide, done=bool(one.rank % 3 == 0))
+        if one.rank % 3:
+            one.ops[wide] = [dataclasses.replace(one.ops[wide][0], seq=2)]
+    found = only(look(ranks))
+    assert found.culprits == (*range(0, 60, 3),)
+    assert found.text.startswith("20 ranks (0, 3, 6, 9, 12, 15, …) have not entered ")
+
+
 def test_a_mismatch_comes_before_everything() -> None:
     ranks = four()
     for one in ranks[:3]:
