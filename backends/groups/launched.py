@@ -78,9 +78,9 @@ class LaunchedStore(PrefixStore):
         """Return whether a process of the rank has come to this round."""
         return arrived(self).check([str(rank)])
 
-    def next(self) -> LaunchedStore:
+    def next(self, way: str) -> LaunchedStore:
         """Return the store of the next round, to which a rebuild leads."""
-        return LaunchedStore(self.underlying_store, self.number + 1, REBUILD)
+        return LaunchedStore(self.underlying_store, self.number + 1, way)
 
     def noted(self, key: str, ranks: Iterable[int]) -> list[int]:
         """Return those of `ranks` of which the launcher has set `ENDED`, or `LOST`."""

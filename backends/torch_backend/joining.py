@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,9 +26,21 @@ from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..work.flight_recorder import Record
 from ..work.hooks import add_op_hook
-from . import private
+from . import private, stale
 
-__all__ = ["adopt", "begin", "joining", "require_members", "require_rejoined"]
+__all__ = [
+    "adopt",
+    "await_rejoin",
+    "begin",
+    "end_rejoin",
+    "joining",
+    "require_members",
+    "require_rejoined",
+]
+
+
+# Seconds between two looks whether a fresh rank has died again.
+_LOOK = 0.25
 
 
 class Joining:
@@ -43,7 +56,7 @@ class Joining:
         if not in_cells:
             self._undo += [
                 add_op_hook(pre=self._refuse).remove,
-                private.skip_init_sync(),
+                private.skip_init_sync(lambda: True, stale.refuse_model),
             ]
 
     def _refuse(self, record: Record) -> None:
@@ -98,6 +111,42 @@ def joining() -> Joining | None:
 
 
 _joining: Joining | None = None
+
+
+# -- the others, while it joins ----------------------------------------------------
+
+
+def await_rejoin() -> None:
+    """Have DDP issue no op in its constructor where a fresh rank is to `rejoin`.
+
+    The death may have ended the constructor: it is called again here, while the fresh
+    rank issues no op before `rejoin`.
+    """
+    end_rejoin()
+    if _joining is None and _fresh_ranks():
+        _undo.append(private.skip_init_sync(_is_to_rejoin, stale.refuse_model))
+
+
+def end_rejoin() -> None:
+    """Have DDP issue its ops: the ranks have rejoined, or another round begins."""
+    while _undo:
+        _undo.pop()()
+
+
+_undo: list[Callable[[], None]] = []
+
+
+def _fresh_ranks() -> list[int]:
+    store = world.store
+    arrivals = store.arrivals if isinstance(store, LaunchedStore) else {}
+    return [rank for rank, one in arrivals.items() if one["way"] == FRESH]
+
+
+def _is_to_rejoin() -> bool:
+    """Wait until the fresh ranks go on; return whether one of them does by `rejoin`."""
+    group = world.get_group()
+    op = "the constructor of DistributedDataParallel"
+    return any(_await_told(rank, group, op)["joins"] for rank in _fresh_ranks())
 
 
 # -- its groups ------------------------------------------------------------------
@@ -189,19 +238,16 @@ def require_members(group: ProcessGroup, op: str, *, in_cells: bool) -> None:
     if group.key not in world.wrapped:
         return
     others = [rank for rank in group.ranks if rank != world.rank]
+    fresh = _fresh_ranks()
     lacking, remedy = [], ""
     if isinstance(store, LaunchedStore):
         if group.key.id not in _ids(store.arrivals.get(group.global_rank)):
             return  # it was made in this round
         for rank in others:
-            arrival = store.arrivals.get(rank)
-            if arrival is not None and arrival["way"] == FRESH:
-                _await_groups(store, rank, group, op)
-                told = _heard(rank)
-                assert told is not None
-                has = told["groups"]
+            if rank in fresh:
+                has = _await_told(rank, group, op)["groups"]
             else:
-                has = _ids(arrival)
+                has = _ids(store.arrivals.get(rank))
             if group.key.id not in has:
                 lacking.append(rank)
         remedy = "a fresh process makes those that the script makes at its start; "
@@ -231,15 +277,24 @@ def _ids(arrival: dict[str, Any] | None) -> list[str]:
     return [one["id"] for one in arrival["groups"]["groups"] if one["wrapped"]]
 
 
-def _await_groups(
-    store: LaunchedStore, rank: int, group: ProcessGroup, op: str
-) -> None:
-    try:
-        _told(store).wait([str(rank)], group.timeout)
-    except DistStoreTimeoutError as error:
-        raise DistStoreTimeoutError(
-            f"{op} in {group.describe()}: rank {rank} was started again, and has not "
-            f"called rankscope.torch.rejoin(model, optimizer) within {group.timeout:g} "
-            "s: the others call it after rebuild(), before other ops",
-            culprits=[rank],
-        ) from error
+def _await_told(rank: int, group: ProcessGroup, op: str) -> dict[str, Any]:
+    """Return what a fresh rank tells once it goes on, as by `rejoin`."""
+    assert world.store is not None
+    deadline = time.monotonic() + group.timeout
+    while (told := _heard(rank)) is None:
+        # It may have died meanwhile.
+        group.current.raise_if_aborted(None)
+        left = deadline - time.monotonic()
+        try:
+            _told(world.store).wait([str(rank)], max(0.0, min(_LOOK, left)))
+        except DistStoreTimeoutError as error:
+            if left > _LOOK:
+                continue
+            raise DistStoreTimeoutError(
+                f"{op} in {group.describe()}: rank {rank} was started again, and has "
+                "not called rankscope.torch.rejoin(model, optimizer) within "
+                f"{group.timeout:g} s: the others call it after rebuild(), before "
+                "other ops",
+                culprits=[rank],
+            ) from error
+    return told

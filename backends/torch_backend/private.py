@@ -238,10 +238,13 @@ if not _HAS_INIT_SYNC:
     )
 
 
-def skip_init_sync() -> Callable[[], None]:
-    """Have the constructor of DDP issue no op, until what is returned is called.
+def skip_init_sync(
+    skips: Callable[[], bool], skipped: Callable[[Any], None]
+) -> Callable[[], None]:
+    """Have the constructor of DDP issue no op where ``skips()`` says so.
 
-    There is no other way to do without these ops in a script that is not changed.
+    It calls ``skipped(model)`` then; until what is returned is called. There is no
+    other way to do without these ops in a script that is not changed.
     """
     construct = DistributedDataParallel.__init__
     if not _HAS_INIT_SYNC:
@@ -249,7 +252,11 @@ def skip_init_sync() -> Callable[[], None]:
 
     @functools.wraps(construct)
     def without(self: Any, *arguments: Any, **options: Any) -> None:
+        if not options.get("init_sync", True) or not skips():
+            construct(self, *arguments, **options)
+            return
         construct(self, *arguments, **{**options, "init_sync": False})
+        skipped(self)
 
     DistributedDataParallel.__init__ = without
 

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
-from ..groups.launched import LaunchedStore, await_round
+from ..groups.launched import FRESH, REBUILD, LaunchedStore, await_round
 from ..groups.subgroups import SHRINK_ABORT, shrink_group
 from ..groups.world import leave_to_rebuild, world
 from ..rank_sets import name_ranks
 from ..work.async_errors import acknowledge
 from . import meeting, private
-from .joining import joining
+from .joining import await_rejoin, joining
 
 __all__ = ["rebuild", "reconfigure", "shrink", "whole_groups"]
 
@@ -95,11 +95,14 @@ def _go_on(
             acknowledge(group.group.status)
         call = "shrink" if without_lost else "rebuild"
         leave_to_rebuild([one.group for one in groups], f"rankscope.torch.{call}()")
-        store = store.next()
+        # One that has not rejoined yet comes as a fresh rank once more.
+        store = store.next(REBUILD if joining() is None else FRESH)
         world.begin_round(store)
     members = groups[0].group.ranks
     has = world.export_groups()
-    return await_round(store, world.rank, members, timeout, has, goes_on=without_lost)
+    lost = await_round(store, world.rank, members, timeout, has, goes_on=without_lost)
+    await_rejoin()
+    return lost
 
 
 def shrink(

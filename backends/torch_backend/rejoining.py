@@ -13,7 +13,7 @@ import torch.distributed as td
 
 from . import comm_hooks, hooks_on_cpu, optimizer_steps, private, sharded, stale
 from .agreement import Held, LostStateError, choose
-from .joining import joining
+from .joining import end_rejoin, joining
 from .recovering import whole_groups
 
 __all__ = ["rejoin"]
@@ -62,6 +62,7 @@ def rejoin(
         contextlib.nullcontext() if fresh is None else fresh.rejoining(),
     ):
         found = _agree(group, model, optimizer, step, load)
+    end_rejoin()
     stale.accept(groups, model, optimizer)
     return found
 

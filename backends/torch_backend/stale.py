@@ -20,12 +20,13 @@ from ..errors import DistBackendError
 from ..work.flight_recorder import recorder
 from . import private, sharded
 
-__all__ = ["accept", "accepting", "install", "note", "refuse"]
+__all__ = ["accept", "accepting", "install", "note", "refuse", "refuse_model"]
 
 #: One of the classes of `shell`, whose `group` is the Rankscope group.
 _Shell: TypeAlias = Any
 
-#: By the DDP model: the group, and its generation, of the first pass, or of `rejoin`.
+#: By the DDP model: the group, and its generation, of the first pass, or of `rejoin`;
+#: ``None``: it was made without the values of the other ranks.
 _used: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Of those that are in `rejoin`, whose ops are not refused.
 _accepting = 0
@@ -63,6 +64,11 @@ def _check(model: Any) -> None:
     now = _stamp(shell)
     if _used.setdefault(model, now) != now and not _accepting:
         raise _error("forward", shell, model)
+
+
+def refuse_model(model: Any) -> None:
+    """Refuse passes of a new DDP model until `rejoin`, which gives it its values."""
+    _used[model] = None
 
 
 def _stamp(shell: _Shell) -> tuple[Any, int]:

@@ -134,6 +134,47 @@ def test_a_training_goes_on_with_fresh_ranks(tmp_path: Path) -> None:
     assert refused in out, out
 
 
+def test_a_death_in_the_constructor_of_ddp_costs_the_others_no_restart(
+    tmp_path: Path,
+) -> None:
+    """They make the model again, by no op: the fresh rank's first one is `rejoin`."""
+    code = """
+    model, other, step, joined = None, None, 0, False
+    while step < 4:
+        try:
+            if model is None:
+                if rank == 1 and not fresh:
+                    os.kill(os.getpid(), 9)
+                model = training.DistributedDataParallel(training.Net())
+                other = training.DistributedDataParallel(training.Net())
+                optimizer = training.adam(model)
+            if not joined:
+                step, joined = rankscope.torch.rejoin(model, optimizer), True
+            training.do_step(model, optimizer, training.own(step))
+            step += 1
+        except rankscope.DistAbortedError as error:
+            print(f"step {step}: {error.reason}", error.culprits)
+            rankscope.torch.rebuild(120)
+            joined = False
+    assert training.difference(model.module, 4) <= 1e-6
+    # It has not got the values of rank 0.
+    try:
+        other(torch.ones(1, 16))
+    except rankscope.DistBackendError as error:
+        print(f"refused: {error}")
+    rankscope.torch.rejoin(other)
+    other(torch.ones(1, 16))
+    dist.destroy_process_group()
+    print("trained")
+    """
+    status, out, err = run(tmp_path, code, "-n", "3", "--max-restarts", "1")
+    assert status == 0, err
+    assert_told(out, 0, 1, 3)
+    assert err.count("it is started again") == 1
+    assert out.count("refused: forward in group 'default' on rank") == 3, out
+    assert out.count("trained") == 3
+
+
 def test_replicas_of_shards_give_fresh_ranks_theirs(tmp_path: Path) -> None:
     """HSDP, and tensor parallelism in DDP: bit by bit the training without a death."""
     code = """
