@@ -43,8 +43,8 @@ ENV = Variables(
 )
 #: What torchrun sets beside them: the name of the run, and the number of its restarts.
 TORCHELASTIC = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-#: ``HOST:PORT/RUN``: the address of the store that the launcher of the ranks serves,
-#: which outlives each of them, and the ``TORCHELASTIC_RUN_ID`` of its job.
+#: ``HOST:PORT/RUN/MASTER_PORT``: the address of the store that the launcher of the
+#: ranks serves, which outlives each of them, and two variables of its job.
 STORE = "RANKSCOPE_STORE"
 OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_RANK",

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankscope.engines.script.launcher import Launcher, Script
 from rankscope.engines.script.options import JobOptions, add_metrics, add_script
 
 __all__ = ["command_parser", "main"]
@@ -27,7 +27,7 @@ Ctrl-C goes to all ranks; a second one kills them. No rank outlives this process
 
 exit status: 0 if all ranks have ended with 0, except those that the others went on
 without, else that of the rank that failed first (128 + the number of the signal), 130
-after Ctrl-C, 2 where nothing could be started
+after Ctrl-C, 143 after SIGTERM, 2 where nothing could be started
 """
 
 
@@ -102,6 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metrics = JobOptions.of(metrics=given.metrics).metrics
     except ValueError as error:
         parser.error(str(error))
+    # Most of the time until ranks are started.
+    from rankscope.engines.script.launcher import Launcher, Script
+
     try:
         launcher = Launcher(
             given.nproc_per_node,
@@ -118,4 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # Until the launcher has handlers of its own: there are no ranks to end.
+    for _signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(_signum) is not signal.SIG_IGN:
+            signal.signal(_signum, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -91,10 +91,11 @@ class LaunchedStore(PrefixStore):
 def is_launched() -> bool:
     """Return whether the launcher of this rank serves a store.
 
-    The ranks of a torchrun that such a rank has started have inherited the variable.
+    The ranks of a torchrun that such a rank has started have inherited the variable,
+    and so have its children, which a script may give a ``MASTER_PORT`` of their own.
     """
-    run = os.environ.get(STORE, "").partition("/")[2]
-    return bool(run) and run == os.environ.get("TORCHELASTIC_RUN_ID")
+    of_job = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("MASTER_PORT")
+    return (*os.environ.get(STORE, "").split("/")[1:],) == of_job
 
 
 def later_round(store: Store) -> LaunchedStore | None:

@@ -16,7 +16,7 @@ from ..groups.world import world
 from ..launch_variables import first_number
 from . import joining
 from .options import Options
-from .private import DistStoreError, store_host
+from .private import DistStoreError, store_host, store_port
 
 __all__ = [
     "Options",
@@ -157,7 +157,8 @@ def _meet(
 
     The launcher serves it, if it is ours, and else rank 0.
     """
-    if launched.is_launched() and first_number(("RANK",)) == rank:
+    here = first_number(("RANK",)), first_number(("MASTER_PORT",))
+    if launched.is_launched() and here == (rank, store_port(store)):
         init_process_group(options.transport, None, timeout, size, rank)
         assert world.default is not None
         return world.default
@@ -166,7 +167,7 @@ def _meet(
         try:
             url = _serve(store_host(store), size, timeout, options)
         except BaseException as error:
-            store.set(key, json.dumps({"error": f"{type(error).__name__}: {error}"}))
+            store.set(key, _refusal(error))
             raise
         store.set(key, json.dumps({"url": url}))
     else:
@@ -184,10 +185,18 @@ def _meet(
         # Rank 0 serves the store: did it fail at once, the others would not find it.
         assert world.store is not None
         await_ranks(world.store, rank, size, timeout)
-    except BaseException:
+    except BaseException as error:
+        if rank == 0:
+            # Who comes now would look for its store.
+            store.set(key, _refusal(error))
         destroy_process_group()
         raise
     return made
+
+
+def _refusal(error: BaseException) -> str:
+    """Return what the others get from rank 0 where it made no group."""
+    return json.dumps({"error": f"{type(error).__name__}: {error}"})
 
 
 def _wait_for(store: Any, key: str, rank: int) -> bytes:

@@ -52,6 +52,7 @@ __all__ = [
     "run_allreduce_hook",
     "skip_init_sync",
     "store_host",
+    "store_port",
     "upcast_hook",
 ]
 
@@ -363,10 +364,20 @@ def store_host(store: Any) -> str:
 
     Over another store, such as a file, the ranks are on one host.
     """
+    host = getattr(_innermost(store), "host", "")
+    return host or "127.0.0.1"
+
+
+def store_port(store: Any) -> int | None:
+    """Return the port of torch's ``TCPStore``; ``None``: it is another store."""
+    found: int | None = getattr(_innermost(store), "port", None)
+    return found
+
+
+def _innermost(store: Any) -> Any:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    host = getattr(store, "host", "")
-    return host or "127.0.0.1"
+    return store
 
 
 def groups_name(description: str) -> str:

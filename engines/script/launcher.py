@@ -148,11 +148,12 @@ class Launcher:
             "GROUP_RANK": "0",
             "MASTER_ADDR": _HOST,
             "MASTER_PORT": str(self._listening.getsockname()[1]),
-            STORE: f"{_HOST}:{self._store.port}/{self._run_id}",
             LAUNCHER: str(os.getpid()),
             # A pipe is no terminal, and what a dead rank held back would be lost.
             "PYTHONUNBUFFERED": "1",
         }
+        of_job = f"{self._run_id}/{made['MASTER_PORT']}"
+        made[STORE] = f"{_HOST}:{self._store.port}/{of_job}"
         options = TorchOptions(run_id=self._run_id, restarts=self._restarted[rank])
         made |= torchrun_variables(options, made, hosts=1)
         # Here torch's store is the launcher's, and the number has an end.

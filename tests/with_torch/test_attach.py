@@ -178,7 +178,7 @@ def test_an_abort_by_a_rank_reaches_all_ranks_without_a_notebook(
     import threading
     def give_up():
         wait("abort")
-        rankscope.torch.abort("default_pg", "rank 0 gives up")
+        rankscope.torch.abort(group="default_pg", reason="rank 0 gives up")
     if rank == 0:
         threading.Thread(target=give_up, daemon=True).start()
     assert rankscope.torch._publication.joined.wait(60)

@@ -16,7 +16,18 @@ import torch
 from torch.distributed import HashStore, distributed_c10d
 from torch.distributed import Work as c10d_work
 
-from rankscope import DistBackendError, DistTimeoutError, OpType, Work
+import rankscope.torch
+from rankscope import (
+    DistBackendError,
+    DistStoreTimeoutError,
+    DistTimeoutError,
+    OpType,
+    Work,
+)
+from rankscope.backends.groups import arrival
+from rankscope.backends.groups.world import world
+from rankscope.backends.launch_variables import STORE
+from rankscope.backends.stores.base import RANK_0
 from rankscope.backends.torch_backend import (
     batches,
     meeting,
@@ -454,6 +465,39 @@ def test_rank_0_waits_until_the_others_have_found_its_store() -> None:
         ranks.ask(1, "come.set()")
         assert ranks.finish() == {}
         ranks.run("dist.destroy_process_group()")
+
+
+def test_a_child_of_a_launched_rank_has_a_meeting_place_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its rank may be that of its parent, as where torch.multiprocessing spawns it."""
+    names = {STORE: "127.0.0.1:1/a job/2", "TORCHELASTIC_RUN_ID": "a job"}
+    for name, value in {**names, "MASTER_PORT": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    meeting._meet(HashStore(), 0, 1, 10.0, meeting.Options())
+    assert world.store is not None
+    assert world.store.server == RANK_0
+    world.destroy()
+
+
+def test_a_text_alone_is_neither_group_nor_reason() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        rankscope.torch.abort("this rank gives up")
+
+
+def test_rank_0_waits_for_the_others_and_tells_late_ones_that_it_gave_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A script may destroy its groups without an op, and a late rank find no store."""
+    monkeypatch.setattr(arrival, "_GOODBYE", 0.1)
+    store = HashStore()
+    with pytest.raises(DistStoreTimeoutError, match="rank 0: rank 1 of 2") as caught:
+        meeting._meet(store, 0, 2, 0.3, meeting.Options())
+    assert caught.value.culprits == (1,)
+    assert world.default is None
+    with pytest.raises(DistBackendError, match="rank 0 could not make") as told:
+        meeting._meet(store, 1, 2, 30.0, meeting.Options())
+    assert "rank 1 of 2 did not come within 0.3 s" in str(told.value)
 
 
 @pytest.mark.parametrize(("tensor", "kind", "says"), BAD_CALLS)

@@ -22,7 +22,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[TCPStore]:
     with_server = TCPStore(
         "127.0.0.1", 0, is_master=True, reports_deaths=True, server=LAUNCHER
     )
-    monkeypatch.setenv(STORE, f"127.0.0.1:{with_server.port}/a job")
+    monkeypatch.setenv(STORE, f"127.0.0.1:{with_server.port}/a job/2")
+    monkeypatch.setenv("MASTER_PORT", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     yield with_server
     with_server.close()
@@ -69,6 +70,10 @@ def test_the_ranks_of_another_launcher_have_inherited_the_variable(
     served: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launched.is_launched()
+    # A child of a rank, whose own ranks meet elsewhere.
+    monkeypatch.setenv("MASTER_PORT", "3")
+    assert not launched.is_launched()
+    monkeypatch.setenv("MASTER_PORT", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert not launched.is_launched()
     monkeypatch.delenv(STORE)

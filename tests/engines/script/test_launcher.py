@@ -229,6 +229,31 @@ def test_no_rank_outlives_a_launcher_that_is_killed(
     run.finish()
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_there_are_ranks_ends_it_as_a_later_one(signum: int) -> None:
+    code = f"""
+    import os, runpy, sys
+
+    class Interrupting:
+        def find_spec(self, name, *_):
+            if name == "rankscope.engines.script.launcher":
+                os.kill(os.getpid(), {signum:d})
+
+    sys.meta_path.insert(0, Interrupting())
+    sys.argv[1:] = ["-m", "this"]
+    runpy.run_module("rankscope.run", run_name="__main__", alter_sys=True)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (128 + signum, "")
+
+
 def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under nohup."""
     monkeypatch.setenv("RANKSCOPE_KEY", "of the test")

@@ -63,7 +63,8 @@ def test_the_others_find_the_channel_of_a_fresh_rank_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RANKSCOPE_KEY", raising=False)
-    monkeypatch.setenv(STORE, "127.0.0.1:1/a job")
+    monkeypatch.setenv(STORE, "127.0.0.1:1/a job/2")
+    monkeypatch.setenv("MASTER_PORT", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     monkeypatch.setattr(meeting, "TIMEOUT", 0.5)
     torchs = TorchStore()

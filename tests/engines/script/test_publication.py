@@ -32,7 +32,8 @@ def test_a_loss_amid_a_publication_that_is_told_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_KEY", "of the test")
-    monkeypatch.setenv(STORE, "127.0.0.1:1/a job")
+    monkeypatch.setenv(STORE, "127.0.0.1:1/a job/2")
+    monkeypatch.setenv("MASTER_PORT", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     monkeypatch.setattr(publication, "_TOLD", DEADLINE)
     told: list[Any] = []
