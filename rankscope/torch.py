@@ -142,9 +142,7 @@ def watch(
     return watching
 
 
-def abort(
-    *, group: str | None = None, reason: str = "rankscope.torch.abort()"
-) -> None:
+def abort(*, group: str | None = None, reason: str = "rankscope.torch.abort()") -> None:
     """Fail what is in flight on a group, on all of its ranks; return at once.
 
     In a script that is watched, the errors of all ranks say `reason`. Both are given by

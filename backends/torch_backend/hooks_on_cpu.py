@@ -1,9 +1,9 @@
-"""DDP's hooks for mixed precision and for optimizers in the backward pass, on CPUs.
+"""DDP's hooks for mixed precision, optimizers in the backward pass, delayed gradients.
 
-They were written for accelerators. Three things stand in their way: torch has no events
+They were written for accelerators. Four things stand in their way: torch has no events
 on CPUs, and no streams where it was built for GPUs; they wait for their all_reduce in
-C++; and mixed precision of torch sends the buckets of some passes without the gradients
-in them.
+C++; mixed precision of torch sends the buckets of some passes without the gradients in
+them; and nobody waits for the all_reduce of delayed gradients.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def install() -> None:
             private.replace(owner, name, _on_cpu)
     private.replace(*private.upcast_hook, _filling)
     private.replace(*private.run_allreduce_hook, _driven)
+    private.replace(*private.delayed_hook, _waiting)
 
 
 def end_failed_passes(model: torch.nn.Module) -> None:
@@ -104,6 +105,23 @@ def _driven(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return future if len(backward.pending) == before else backward.pending[-1]
 
     return run_allreduce
+
+
+def _waiting(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return the hook of delayed gradients, which are summed when it returns.
+
+    Torch's issues the all_reduce and drops its Work: the optimizer may be earlier.
+    """
+
+    def waiting(self: Any, gradient: Any) -> Any:
+        group = self.process_group
+        if not hasattr(private.cpu_backend(group), "of_rankscope"):
+            return hook(self, gradient)
+        self._delay_grad_buffer.div_(group.size())
+        torch.distributed.all_reduce(self._delay_grad_buffer, group=group)
+        return gradient
+
+    return functools.update_wrapper(waiting, hook)
 
 
 def _filling(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

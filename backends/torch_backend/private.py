@@ -33,6 +33,7 @@ __all__ = [
     "c10d",
     "comm_hooks",
     "cpu_backend",
+    "delayed_hook",
     "disable_dynamo",
     "graph_task",
     "groups_name",
@@ -134,12 +135,15 @@ hooks_with_streams = (
     upcast_hook,
     (optimizer_overlap_hooks, "_apply_optim_in_backward_hook"),
 )
+#: The hook of DDP that sums the parameters in ``delay_all_reduce_named_params``.
+delayed_hook = DistributedDataParallel, "_delayed_all_reduce_hook"
 #: What a forward pass of DDP begins with.
 before_forward = DistributedDataParallel, "_pre_forward"
 _probe(
     *before_forward,
     "a DDP model that goes on after a rebuild without rejoin is not refused by name",
 )
+_probe(*delayed_hook, "delayed gradients of DDP may be read before they are summed")
 for _owner, _name in (run_allreduce_hook, *hooks_with_streams):
     _probe(
         _owner,

@@ -216,6 +216,17 @@ class Launcher:
                 return self._events.get(timeout=LOOK)
             except queue.Empty:
                 self._tell_stopped()
+                self._tell_store_ended()
+
+    def _tell_store_ended(self) -> None:
+        """Say once that torch's store has ended: its ranks would wait in silence."""
+        store = self._torch_store
+        if store is not None and store.returncode is None and store.poll() is not None:
+            say(
+                f"the process with torch's store has ended ({store.returncode}): no "
+                "rank meets others in init_process_group any more; Ctrl-C ends all "
+                "ranks"
+            )
 
     def _tell_stopped(self) -> None:
         """Say which ranks are stopped, and again after twice as long each time.

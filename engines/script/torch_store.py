@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from functools import partial
 
 __all__ = ["main"]
 
@@ -18,13 +19,19 @@ def main() -> None:
 
     listening = socket.socket(fileno=int(sys.argv[1]))
     host, port = listening.getsockname()[:2]
-    store = TCPStore(
+    serve = partial(
+        TCPStore,
         host,
         port,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listening.detach(),
     )
+    try:
+        store = serve()
+    except NotImplementedError:
+        # Up to torch 2.7 one over libuv takes no socket that listens already.
+        store = serve(use_libuv=False)
     sys.stdin.buffer.read()
     del store
 

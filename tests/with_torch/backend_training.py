@@ -154,6 +154,17 @@ def no_sync() -> float:
     return difference(model.module)
 
 
+def delayed_gradients() -> float:
+    """Sum the gradients of two layers at the end of the pass, which torch drops."""
+    module = Net()
+    late = [(n, p) for n, p in module.named_parameters() if not n.startswith("first")]
+    return ddp(
+        module,
+        delay_all_reduce_named_params=late,
+        param_to_hook_all_reduce=module.first.weight,
+    )
+
+
 def join(**options: bool) -> float:
     """Train with more data on the last ranks; return how far the ranks are apart."""
     model = DistributedDataParallel(Net(), bucket_cap_mb=BUCKET_MB)
@@ -383,6 +394,7 @@ TRAININGS: dict[str, tuple[Callable[[], float], float]] = {
     ),
     "power_sgd": (power_sgd, 0.3),
     "no_sync": (no_sync, 1e-5),
+    "delayed_gradients": (delayed_gradients, 1e-5),
     "join": (join, 0.0),
     # Its backward pass reads the value of a future.
     "join_of_ranks_left": (lambda: join(divide_by_initial_world_size=False), 0.0),
