@@ -482,7 +482,7 @@ def test_a_child_of_a_launched_rank_has_a_meeting_place_of_its_own(
 
 def test_a_text_alone_is_neither_group_nor_reason() -> None:
     with pytest.raises(TypeError, match="positional"):
-        rankscope.torch.abort("this rank gives up")
+        rankscope.torch.abort("this rank gives up")  # type: ignore[call-arg]
 
 
 def test_rank_0_waits_for_the_others_and_tells_late_ones_that_it_gave_up(
