@@ -16,10 +16,11 @@ from rankscope.engines.errors import plain
 from rankscope.widgets.display_id import new_display_id
 
 from ..output.deduplicate import Entry, Item
-from ..output.failures import CellError, summary_of
+from ..output.failures import CellError, summary_of, tell
 from ..output.parse import Bundle
 from ..output.render import Renderer, label_lines, label_width
 from ..output.stream import OutputStream, Shown
+from ..output.wrapped import wrapped
 from .cell import follow
 from .monitor import CellMonitor
 
@@ -243,8 +244,7 @@ class _Tail:
     def _render(self, item: Item) -> list[str]:
         content = item.content
         if item.kind == "error":
-            text = summary_of(item.contents)
-            return [text]
+            return wrapped(tell(item.contents, "")).splitlines()
         text = content.text if isinstance(content, Bundle) else content
         return label_lines(plain(text), item.ranks, self._width).splitlines()
 

@@ -11,7 +11,6 @@ import os
 import re
 import textwrap
 from collections.abc import Hashable, Iterable, Sequence
-from functools import partial
 
 import rankscope
 from rankscope import backends, engines
@@ -19,7 +18,7 @@ from rankscope.backends.rank_sets import format_ranks, group_by, name_ranks
 from rankscope.engines import Output, RankError
 from rankscope.engines.errors import impersonal, plain
 
-from .wrapped import WIDTH
+from .wrapped import lines_of
 
 __all__ = [
     "CellError",
@@ -99,17 +98,16 @@ class _ReportedError(BaseException):
     def _render_traceback_(self) -> list[str]:
         name = type(self).__name__
         first, *others = f"{name}: {self}".splitlines()[:MOST]
-        wrap = partial(textwrap.wrap, width=WIDTH, break_on_hyphens=False)
         # Why comes before who: the line above has the ranks, too.
-        needed = sum(len(wrap(part)) for part in others)
+        needed = sum(len(lines_of(part)) for part in others)
         count = max(1, min(FIRST, MOST - needed)) if others else MOST
         # Front ends split a line within a word. `str` has all of it.
-        lines = wrap(first, max_lines=count, placeholder=" …")
+        lines = lines_of(first, max_lines=count, placeholder=" …")
         lines[-1] = _BEGUN.sub("; …", lines[-1])
         for place, part in enumerate(others, 1):
             # A line is left for each of the others.
             room = MOST - len(lines) - (len(others) - place)
-            lines += wrap(part, max_lines=room, placeholder=" …")
+            lines += lines_of(part, max_lines=room, placeholder=" …")
         return [lines[0].replace(name, f"\x1b[31m{name}\x1b[0m", 1), *lines[1:]]
 
 

@@ -8,3 +8,9 @@ def test_a_sentence_is_split_between_words_and_a_table_stays() -> None:
     assert first == table.splitlines()
     assert f"{second} {third}" == said.strip()
     assert len(second) <= WIDTH
+
+
+def test_no_line_ends_within_a_place() -> None:
+    before = "x" * (WIDTH - 12)
+    first, second = wrapped(f"{before} (cell 14 line 37) waits").splitlines()
+    assert (first, second) == (before, "(cell 14 line 37) waits")
