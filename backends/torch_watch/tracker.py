@@ -340,7 +340,7 @@ def _end(record: TorchRecord, state: str, ended_ns: int, error: str | None) -> N
     record.group.progress.note_times(record)
     if state == "completed":
         _, itemsize, _ = record._dtypes()
-        sizes = map(tuple, record.sizes)
+        sizes = tuple(map(tuple, record.sizes))
         record.group.progress.counts.add(record.op_type.method, itemsize, sizes)
 
 
