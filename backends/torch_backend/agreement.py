@@ -45,6 +45,8 @@ class Held:
     buckets: tuple[int, ...] = ()
     #: The communication hooks of its modules of DDP.
     hooks: tuple[Hook, ...] = ()
+    #: Why no such model goes on; empty: it may.
+    refusal: str = ""
 
 
 def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
@@ -52,9 +54,13 @@ def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
 
     It is the latest step of which each part of the model is on a rank that lives.
 
-    Raises `ValueError` where the ranks do not say the same of the model, or ranks with
-    other parameters do not count steps; `LostStateError` where there is no such step.
+    Raises `ValueError` where the ranks do not say the same of the model, one refuses
+    it, or ranks with other parameters do not count steps; `LostStateError` where there
+    is no such step.
     """
+    for held in told.values():
+        if held.refusal:
+            raise ValueError(held.refusal)
     for rank, held in told.items():
         for other in held.replicas:
             theirs = told.get(other)

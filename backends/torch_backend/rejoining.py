@@ -139,9 +139,16 @@ def _held(
         for stage in sharded.stages(schedule):
             # They have other stages, which may have the same shapes.
             ranks -= {*td.get_process_group_ranks(stage.group)} - {td.get_rank()}
-    described = []
+    described, refusal = [], ""
     for name, one in (*model.named_parameters(), *model.named_buffers()):
-        if hasattr(one, "device_mesh"):
+        mesh = sharded.lost_ranks(one)
+        if mesh is not None:
+            refusal = (
+                f"rejoin: a parameter is sharded over {mesh}, which has lost ranks: no "
+                "such model goes on over a part of its mesh; start the job again, and "
+                "load a checkpoint (torch.distributed.checkpoint.load)"
+            )
+        elif hasattr(one, "device_mesh"):
             ranks &= _with_same_shard(one)
         described.append((name, tuple(_local(one).shape), one.dtype))
     is_whole = model not in _torn and not optimizer_steps.is_cut_short(model)
@@ -159,6 +166,7 @@ def _held(
         is_whole=is_whole,
         buckets=tuple(private.bucket_changes(one) for one in private.replicas(model)),
         hooks=comm_hooks.hooks_of(model),
+        refusal=refusal,
     )
 
 
@@ -170,14 +178,6 @@ def _with_same_shard(parameter: Any) -> set[int]:
         return {td.get_rank()}
     same = list(place)
     for dim, placement in enumerate(parameter.placements):
-        line = [*place[:dim], slice(None), *place[dim + 1 :]]
-        known = td.get_process_group_ranks(mesh.get_group(dim))
-        if sorted(known) != sorted(mesh.mesh[tuple(line)].tolist()):
-            raise ValueError(
-                f"rejoin: a parameter is sharded over {mesh}, which has lost ranks: no "
-                "such model goes on over a part of its mesh; start the job again, and "
-                "load a checkpoint (torch.distributed.checkpoint.load)"
-            )
         if placement.is_replicate():
             same[dim] = slice(None)
     return {*mesh.mesh[tuple(same)].flatten().tolist()}

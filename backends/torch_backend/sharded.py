@@ -19,6 +19,7 @@ __all__ = [
     "end_pass",
     "is_of",
     "is_parameters",
+    "lost_ranks",
     "overlaps",
     "parameter_groups",
     "reset_fully_sharded",
@@ -113,6 +114,22 @@ def _groups_of_mesh(mesh: Any) -> list[Any]:
     except TypeError:
         # Torch 2.7 finds those of a mesh that has lost ranks no more: nor do its ops.
         return []
+
+
+def lost_ranks(parameter: Any) -> Any:
+    """Return the mesh of a sharded parameter, if it has lost ranks; else ``None``.
+
+    In a DistributedDataParallel such parameters are ordinary ones between its passes.
+    """
+    info = getattr(parameter, "_st_info", None)
+    mesh: Any = getattr(parameter, "device_mesh", None) if info is None else info.mesh
+    place: Any = None if mesh is None else mesh.get_coordinate()
+    for dim in range(0 if place is None else mesh.ndim):
+        line = [*place[:dim], slice(None), *place[dim + 1 :]]
+        known = torch.distributed.get_process_group_ranks(mesh.get_group(dim))
+        if sorted(known) != sorted(mesh.mesh[tuple(line)].tolist()):
+            return mesh
+    return None
 
 
 def stages(schedule: Any) -> list[Any]:

@@ -354,6 +354,35 @@ def test_the_others_go_on_without_a_rank_that_is_not_started_again(
     assert "it is not started again, as rank 1 is lost: rank 2 may go on" in err
 
 
+def test_tensor_parallelism_in_ddp_is_refused_after_a_shrink(tmp_path: Path) -> None:
+    """On the ranks whose own mesh is whole, too; it trained on with wrong values."""
+    code = """
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel, RowwiseParallel, parallelize_module)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    model = parallelize_module(
+        training.Net(), mesh["shards"], plan, src_data_rank=None)
+    model = training.DistributedDataParallel(model, device_mesh=mesh["replicas"])
+    optimizer = training.adam(model)
+    try:
+        if rank == 3:
+            os.kill(os.getpid(), 9)
+        training.do_step(model, optimizer, training.batch(0))
+        dist.barrier()
+    except rankscope.DistAbortedError:
+        assert rankscope.torch.shrink(timeout=60) == [3]
+    try:
+        rankscope.torch.rejoin(model, optimizer)
+    except ValueError as error:
+        print(f"refused: {error}")
+    dist.destroy_process_group()
+    """
+    status, out, err = run(tmp_path, code, "-n", "4", "--min-ranks", "3")
+    assert status == 0, err
+    assert len(re.findall(r"refused: .*, which has lost ranks: no such", out)) == 3, out
+
+
 def test_a_fresh_rank_that_does_not_rejoin_is_named(tmp_path: Path) -> None:
     code = """
     x = torch.ones(1)
