@@ -268,15 +268,19 @@ _KNOWN = (
 _OPTIONAL = ("jupyterlab", "notebook")
 
 
+def _optional(package: str, missing: str, about: str) -> Iterator[Finding]:
+    version = _version(package)
+    if version is None:
+        yield Finding("none", package, missing)
+    else:
+        yield Finding("ok", package, f"{version}{about}")
+
+
 def check_torch() -> Iterator[Finding]:
     """Check whether ranks can begin with torch, whose version is read without it."""
-    version = _version("torch")
-    if version is None:
-        text = f"not in this environment: {pip_install('torch')}"
-        yield Finding("none", "torch", text)
-        return
-    text = f"{version}; %dist_init -n 4 --torch starts ranks with its default group"
-    yield Finding("ok", "torch", text)
+    missing = f"not in this environment: {pip_install('torch')}"
+    about = "; %dist_init -n 4 --torch starts ranks with its default group"
+    return _optional("torch", missing, about)
 
 
 def check_stacks() -> Iterator[Finding]:
@@ -296,12 +300,9 @@ def check_stacks() -> Iterator[Finding]:
 
 def check_top() -> Iterator[Finding]:
     """Check what ``rankscope top`` shows its view with."""
-    version = _version("textual")
-    if version is None:
-        install = pip_install(with_extra("top"))
-        yield Finding("none", "textual", f"not installed: {install}, for rankscope top")
-    else:
-        yield Finding("ok", "textual", f"{version}, for rankscope top")
+    about = ", for rankscope top"
+    missing = f"not installed: {pip_install(with_extra('top'))}{about}"
+    return _optional("textual", missing, about)
 
 
 def check_jupyter() -> Iterator[Finding]:

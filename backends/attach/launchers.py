@@ -30,21 +30,17 @@ __all__ = [
 
 #: Programs, scripts and modules of Python, and the name of their launcher.
 _LAUNCHERS = {
-    **dict.fromkeys(
-        ("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"
-    ),
-    **dict.fromkeys(("accelerate", "accelerate.commands.launch"), "accelerate"),
-    **dict.fromkeys(("deepspeed", "deepspeed.launcher.launch"), "deepspeed"),
-    **dict.fromkeys(
-        ("mpiexec", "mpirun", "mpiexec.hydra", "mpirun_rsh", "hydra_pmi_proxy"),
-        "mpiexec",
-    ),
-    **dict.fromkeys(
-        ("orterun", "orted", "prterun", "prte", "prted"),
-        "mpiexec",
-    ),
-    **dict.fromkeys(("srun", "slurmstepd"), "srun"),
-    "rankscope.run": "rankscope.run",
+    name: launcher
+    for launcher, names in {
+        "torchrun": "torchrun torch.distributed.run torch.distributed.launch",
+        "accelerate": "accelerate accelerate.commands.launch",
+        "deepspeed": "deepspeed deepspeed.launcher.launch",
+        "mpiexec": "mpiexec mpirun mpiexec.hydra mpirun_rsh hydra_pmi_proxy "
+        "orterun orted prterun prte prted",
+        "srun": "srun slurmstepd",
+        "rankscope.run": "rankscope.run",
+    }.items()
+    for name in names.split()
 }
 #: Programs written in Python that run another one, which is the rank.
 _WRAPPERS = frozenset(("conda", "mamba", "uv", "poetry", "pipenv"))
