@@ -32,7 +32,8 @@ class Latch:
         """Block for `timeout` seconds at most; return whether it is set."""
         if not self._is_set:
             try:
-                self._tokens.get(timeout=None if timeout is None else max(0.0, timeout))
+                # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
+                self._tokens.get(timeout is None or timeout > 0.0, timeout)
             except queue.Empty:
                 pass
             finally:

@@ -135,8 +135,9 @@ class JobRegistry(RankRegistry):
         renewed = read = time.monotonic()
         while not self._closed.is_set():
             try:
-                pause = max(0.0, read + self._interval - time.monotonic())
-                self._send(self._posts.get(timeout=pause))
+                pause = read + self._interval - time.monotonic()
+                # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
+                self._send(self._posts.get(pause > 0.0, pause))
                 continue
             except queue.Empty:
                 pass

@@ -306,8 +306,10 @@ class Launcher:
             one.send_signal(signum)
         deadline = time.monotonic() + GRACE
         while self._ranks:
+            left = deadline - time.monotonic()
             try:
-                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
+                event = self._events.get(left > 0.0, left)
             except queue.Empty:
                 break
             if isinstance(event, int):

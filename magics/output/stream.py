@@ -161,7 +161,8 @@ class OutputStream:
 
     def _next(self, timeout: float) -> tuple[int, Output] | None:
         try:
-            return self._queue.get(timeout=timeout)
+            # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
+            return self._queue.get(timeout > 0.0, timeout)
         except queue.Empty:
             return None
 
