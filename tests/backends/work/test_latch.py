@@ -99,9 +99,9 @@ def test_an_interrupted_wait_takes_no_token_away() -> None:
     class Interrupted:
         put = tokens.put
 
-        def get(self, timeout: float | None) -> None:
+        def get(self, block: bool, timeout: float | None) -> None:
             latch.set()
-            tokens.get(timeout=timeout)
+            tokens.get(block, timeout)
             raise KeyboardInterrupt
 
     latch._tokens = cast(Any, Interrupted())
