@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 
+from ..bounded_get import bounded_get
+
 __all__ = ["Latch"]
 
 
@@ -32,8 +34,7 @@ class Latch:
         """Block for `timeout` seconds at most; return whether it is set."""
         if not self._is_set:
             try:
-                # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
-                self._tokens.get(timeout is None or timeout > 0.0, timeout)
+                bounded_get(self._tokens, timeout)
             except queue.Empty:
                 pass
             finally:

@@ -11,6 +11,7 @@ import uuid
 from concurrent.futures import Future
 from typing import Any
 
+from rankscope.backends.bounded_get import bounded_get
 from rankscope.backends.errors import DistError, DistStoreError
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.stores.tcp import TCPStore
@@ -136,8 +137,7 @@ class JobRegistry(RankRegistry):
         while not self._closed.is_set():
             try:
                 pause = read + self._interval - time.monotonic()
-                # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
-                self._send(self._posts.get(pause > 0.0, pause))
+                self._send(bounded_get(self._posts, pause))
                 continue
             except queue.Empty:
                 pass

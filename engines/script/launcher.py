@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankscope.backends.bounded_get import bounded_get
 from rankscope.backends.groups.launched import ENDED, LOST
 from rankscope.backends.launch_variables import STORE
 from rankscope.backends.rank_sets import name_ranks
@@ -308,8 +309,7 @@ class Launcher:
         while self._ranks:
             left = deadline - time.monotonic()
             try:
-                # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
-                event = self._events.get(left > 0.0, left)
+                event = bounded_get(self._events, left)
             except queue.Empty:
                 break
             if isinstance(event, int):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rankscope.backends.bounded_get import bounded_get
 from rankscope.engines import Execution, Output, RankError
 
 from .deduplicate import Entry, Item, OutputDeduplicator
@@ -161,8 +162,7 @@ class OutputStream:
 
     def _next(self, timeout: float) -> tuple[int, Output] | None:
         try:
-            # CPython 3.10 may wait for ever with a timeout of 0, on a busy machine.
-            return self._queue.get(timeout > 0.0, timeout)
+            return bounded_get(self._queue, timeout)
         except queue.Empty:
             return None
 
