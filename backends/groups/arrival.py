@@ -62,14 +62,14 @@ def forget(store: Store, size: int) -> None:
     if not isinstance(store, PrefixStore) or not store.prefix.startswith(f"{_COUNT}/"):
         return  # the keys are the user's
 
-    def leave() -> None:
+    def clear() -> None:
         try:
             if store.add("destroyed", 1) == size:
                 store.clear()
         except DistError as error:
             _log.debug("the keys of the default group stay: %s", error)
 
-    run_bounded("forget-default", leave, PATIENCE)
+    run_bounded("forget-default", clear, PATIENCE)
 
 
 def arrived(store: Store) -> Store:

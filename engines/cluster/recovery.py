@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -444,13 +443,8 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
 
 def _longest_silence(registry: EngineRegistry) -> float:
     """Return the seconds since the last status of a living rank of another host."""
-    heard = (
-        slot.summary_at
-        for slot in registry.slots
-        if slot.alive and not slot.is_here and slot.summary_at is not None
-    )
-    now = time.monotonic()
-    return now - min(heard, default=now)
+    away = (slot for slot in registry.slots if slot.alive and not slot.is_here)
+    return max((slot.silent_for or 0.0 for slot in away), default=0.0)
 
 
 def _stale(

@@ -110,15 +110,20 @@ class RankSlot:
     def is_here(self) -> bool:
         return self.host == socket.gethostname()
 
+    @property
+    def silent_for(self) -> float | None:
+        """The seconds since the last summary arrived; ``None``: there was none."""
+        return None if self.summary_at is None else time.monotonic() - self.summary_at
+
     def is_silent(self, seconds: float) -> bool:
         """Whether no summary has arrived within so many seconds."""
-        at = self.summary_at
-        return at is None or time.monotonic() - at > seconds
+        silent = self.silent_for
+        return silent is None or silent > seconds
 
     def exit_cause(self, exit_code: int | None) -> str:
         """Return the cause of death of an engine that ended (``None``: unknown)."""
         how = describe_exit(exit_code)
-        silent = time.monotonic() - (self.summary_at or time.monotonic())
+        silent = self.silent_for or 0.0
         if exit_code is None and not self.is_here and silent > SILENCE:
             # The controller has given it up: nobody has seen its process end.
             last = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))

@@ -23,7 +23,7 @@ from pathlib import Path
 from rankscope.backends.bounded_get import bounded_get
 from rankscope.backends.groups.launched import ENDED, LOST
 from rankscope.backends.launch_variables import STORE
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import name_ranks, tell_ranks
 from rankscope.backends.stores.base import LAUNCHER as SERVED_BY_LAUNCHER
 from rankscope.backends.stores.process_end import is_stopped
 from rankscope.backends.stores.tcp import TCPStore
@@ -263,8 +263,7 @@ class Launcher:
     def _why_not_replaced(self, rank: int) -> str:
         """Return why a rank that failed is not started again; empty: it is."""
         if self._lost:
-            are = "is" if len(self._lost) == 1 else "are"
-            return f"it is not started again, as {name_ranks(self._lost)} {are} lost"
+            return f"it is not started again, as {tell_ranks(self._lost, 'is lost')}"
         if not self._restarts:
             return "no rank is started again, as --max-restarts is 0"
         if self._restarted[rank] == self._restarts:
