@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -76,7 +77,9 @@ def ssh_command(
         "RemoteCommand": "none",
     }
     chosen = [f"-o{key}={value}" for key, value in options.items()]
-    return ["ssh", "-T", *chosen, "--", name, f"exec sh -c {shlex.quote(script)}"]
+    # Within single quotes fish heeds the backslash, and tcsh the exclamation mark.
+    argument = re.sub(r"[\\!]", r"'\\\g<0>'", shlex.quote(script))
+    return ["ssh", "-T", *chosen, "--", name, f"exec sh -c {argument}"]
 
 
 class SshHosts(Hosts):

@@ -122,7 +122,7 @@ def test_a_name_of_an_address_of_this_host_is_this_host(
 @pytest.mark.processes
 @pytest.mark.parametrize("shell", SHELLS)
 def test_whatever_the_login_shell_is(shell: str, tmp_path: Path) -> None:
-    python, folder = tmp_path / "it's a python", tmp_path / 'a $b "c\\'
+    python, folder = tmp_path / "it's a python", tmp_path / 'a!! $b !"c\\'
     folder.mkdir()
     python.write_text('#!/bin/sh\necho "$PWD" "$@"\n')
     python.chmod(0o700)
