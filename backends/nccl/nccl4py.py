@@ -1,9 +1,7 @@
 """`Nccl` implemented with nccl4py: loaded once, or the reason why it cannot be.
 
 The calls are those of ``nccl.bindings``: the functions accept addresses, as NCCL's
-do, and release the GIL. Only this file uses names of nccl4py. The C prototype of
-each call, from nccl.h, stands at its wrapper; every function whose prototype shows
-no result type returns ``ncclResult_t``.
+do, in the order of nccl.h, and release the GIL. Only this file uses names of nccl4py.
 """
 
 from __future__ import annotations
@@ -91,29 +89,11 @@ class NcclLibrary:
         self.can_shrink = self._version.release >= _SHRINKS
         self.can_revoke = self._version.release >= _REVOKES
         # These bindings accept addresses, so a wrapper would only convert errors and
-        # cost time in each op: `_call` does that. The C prototypes (result omitted):
-        # ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count,
-        #     ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)
-        # ncclReduce(const void* sendbuff, void* recvbuff, size_t count,
-        #     ncclDataType_t datatype, ncclRedOp_t op, int root, ncclComm_t comm,
-        #     cudaStream_t stream)
-        # ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount,
-        #     ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream)
-        # ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount,
-        #     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-        #     cudaStream_t stream)
-        for name in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
-            setattr(self, name, _call(self, getattr(bindings, name)))
-        # ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count,
-        #     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
-        #     cudaStream_t stream)
-        # ncclSend(const void* sendbuff, size_t count, ncclDataType_t datatype,
-        #     int peer, ncclComm_t comm, cudaStream_t stream)
-        # ncclRecv(void* recvbuff, size_t count, ncclDataType_t datatype,
-        #     int peer, ncclComm_t comm, cudaStream_t stream)
-        # ncclGroupStart()
-        # ncclGroupEnd()
-        for name in ("all_reduce", "send", "recv", "group_start", "group_end"):
+        # cost time in each op: `_call` does that.
+        for name in (
+            *("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"),
+            *("send", "recv", "group_start", "group_end"),
+        ):
             setattr(self, name, _call(self, getattr(bindings, name)))
 
     broadcast: Any
@@ -126,13 +106,10 @@ class NcclLibrary:
     group_start: Any
     group_end: Any
 
-    # ncclGetUniqueId(ncclUniqueId* uniqueId)
     @_converts_errors
     def unique_id(self) -> bytes:
         return bytes(self._core.get_unique_id().as_bytes)
 
-    # ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
-    #     ncclUniqueId* commIds, ncclConfig_t* config)
     @_converts_errors
     def init(
         self, size: int, rank: int, unique_id: bytes, options: dict[str, Any]
@@ -151,14 +128,10 @@ class NcclLibrary:
     # `split` and `shrink` return a cell: a non-blocking call returns before the new
     # communicator exists, and NCCL writes its handle into the cell later.
 
-    # ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
-    #     ncclConfig_t* config)
     @_converts_errors
     def split(self, comm: Any, rank: int) -> Any:
         return self._calls.comm_split(comm, 0, rank, 0)
 
-    # ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount,
-    #     ncclComm_t* newcomm, ncclConfig_t* config, int shrinkFlags)
     @_converts_errors
     def shrink(self, comm: Any, excluded: Sequence[int], *, abort: bool) -> Any:
         ranks = list(excluded)
@@ -177,17 +150,14 @@ class NcclLibrary:
             f"{pip_install('--upgrade', for_cuda(_LIBRARY))}"
         )
 
-    # ncclCommSuspend(ncclComm_t comm, int flags)
     @_converts_errors
     def suspend(self, comm: Any) -> None:
         self._calls.comm_suspend(comm, int(self._core.CommSuspendFlag.MEM))
 
-    # ncclCommResume(ncclComm_t comm)
     @_converts_errors
     def resume(self, comm: Any) -> None:
         self._calls.comm_resume(comm)
 
-    # ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t* value)
     @_converts_errors
     def memory_stats(self, comm: Any) -> dict[str, int]:
         stat = self._calls.CommMemStat
@@ -202,8 +172,6 @@ class NcclLibrary:
             for name, one in zip(MEMORY_STATS, stats, strict=True)
         }
 
-    # ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError)
-    # const char* ncclGetErrorString(ncclResult_t result)
     @_converts_errors
     def ready(self, comm: Any) -> bool:
         if not comm:
@@ -216,34 +184,27 @@ class NcclLibrary:
             raise _failure(result, f"{said}; {self._last_error(comm)}")
         return True
 
-    # const char* ncclGetLastError(ncclComm_t comm)
     def _last_error(self, comm: Any) -> str:
         said = self._calls.get_last_error(comm)
         return said.strip() or "NCCL_DEBUG=WARN says more"
 
-    # ncclCommRevoke(ncclComm_t comm, int revokeFlags)
     @_converts_errors
     def revoke(self, comm: Any) -> None:
         self._calls.comm_revoke(comm, 0)
 
-    # ncclCommAbort(ncclComm_t comm)
     @_converts_errors
     def abort(self, comm: Any) -> None:
         if comm:
             self._calls.comm_abort(comm)
 
-    # ncclCommFinalize(ncclComm_t comm)
     @_converts_errors
     def finalize(self, comm: Any) -> None:
         self._calls.comm_finalize(comm)
 
-    # ncclCommDestroy(ncclComm_t comm)
     @_converts_errors
     def destroy(self, comm: Any) -> None:
         self._calls.comm_destroy(comm)
 
-    # ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
-    #     ncclScalarResidence_t residence, ncclComm_t comm)
     @_converts_errors
     def premul_sum(self, factor: float, dtype: int, comm: Any) -> int:
         scalar = np.array([factor], self._core.NcclDataType(dtype).numpy_dtype)
@@ -253,7 +214,6 @@ class NcclLibrary:
             self._calls.red_op_create_pre_mul_sum(scalar.ctypes.data, dtype, host, comm)
         )
 
-    # ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
     @_converts_errors
     def free_op(self, op: int, comm: Any) -> None:
         self._calls.red_op_destroy(op, comm)
