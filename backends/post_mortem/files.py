@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import html
 import io
 import lzma
 import os
+import re
 import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, cast
 
-from .debug_page import answers_in
 from .evidence_file import EvidenceFile, RawFile
 from .log import extract
 
@@ -50,7 +52,7 @@ def find_files(
             yield _problem(str(path), f"left out: more than {MOST} files")
             return
         for found in _read(path):
-            yield from answers_in(found)
+            yield from _answers_in(found)
 
 
 def _walk(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
@@ -207,3 +209,25 @@ def _too_large(size: int) -> str:
 
 def _problem(path: str, problem: str) -> EvidenceFile:
     return EvidenceFile(path, "other", problem=problem)
+
+
+#: Bytes at the beginning in which the head of a page is looked for.
+_BEGINNING = 1 << 16
+_RANK = re.compile(rb"<h2>Rank (\d{1,6}): [^<]*</h2>")
+_ANSWER = re.compile(rb"<pre[^>]*>(.*?)</pre>", re.DOTALL)
+
+
+def _answers_in(found: RawFile | EvidenceFile) -> Iterator[RawFile | EvidenceFile]:
+    """Yield the answers of the ranks on a page, as files; another file as it is.
+
+    A browser has saved it from torch's debug server. They are dumps (``/fr_trace_json``) or stacks (``/stacks``, ``/pyspy_dump``).
+    """
+    if isinstance(found, EvidenceFile) or not _RANK.search(found.data[:_BEGINNING]):
+        yield found
+        return
+    _, *parts = _RANK.split(found.data)
+    for rank, part in zip(parts[::2], parts[1::2], strict=True):
+        answer = _ANSWER.search(part)
+        text = html.unescape(answer[1].decode(errors="replace")) if answer else ""
+        path = f"{found.path}/rank_{rank.decode()}"
+        yield replace(found, path=path, data=text.strip().encode())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from .evidence_file import RawFile, UnreadableError
-from .safe_pickle import load_plain
 
 __all__ = ["Dump", "Entry", "is_cut_off", "looks_like_dump", "ranks_in", "read_dump"]
 
@@ -100,7 +101,7 @@ def _load(data: bytes) -> Any:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
             raise UnreadableError(f"damaged: {error}") from error
-    return load_plain(data)
+    return _load_plain(data)
 
 
 def ranks_in(name: str) -> tuple[int, ...]:
@@ -188,3 +189,34 @@ def _entry(entry: Any, number: int) -> Entry:
         # Before version 2.1 of the format.
         entry["collective_seq_id"] = entry["collective_seq_id"] or entry["seq_id"]
     return entry
+
+
+class _Plain(pickle.Unpickler):
+    """Looks up no class, so that nothing of a file is run."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        name = f"{module_name}.{global_name}"
+        raise UnreadableError(f"refused: it asks for {name!r}, a dump holds plain data")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise UnreadableError("refused: it refers to objects outside of the file")
+
+
+def _load_plain(data: bytes) -> Any:
+    """Return the dicts, lists, tuples, numbers and texts that a pickle holds.
+
+    Raises `UnreadableError` for whatever else it holds, and where it is damaged.
+    """
+    try:
+        # A BytesIO alone cannot look ahead: it is asked for each opcode by itself.
+        return _Plain(io.BufferedReader(io.BytesIO(data), 1 << 20)).load()
+    except UnreadableError:
+        raise
+    except MemoryError:
+        raise UnreadableError(
+            "damaged: it asks for more memory than there is"
+        ) from None
+    # A damaged pickle raises nearly anything: of its opcodes, its memo, its texts.
+    except Exception as error:
+        what = str(error) or type(error).__name__
+        raise UnreadableError(f"damaged: {what}") from error

@@ -10,12 +10,15 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..collectives import coalescing, data_movement, point_to_point, reductions
 from ..collectives.arguments import Place
+from ..collectives.data_movement import all_gather_into_tensor
 from ..collectives.monitored_barrier import monitored_barrier
 from ..groups.group_ops import Function, GroupOps
 from ..groups.process_group import ProcessGroup
@@ -26,11 +29,9 @@ from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp, make_nccl_premul_sum
 from ..work.work import Work
 from . import stale
-from .issuers import issuer
 from .meeting import require_members
 from .private import c10d, disable_dynamo, in_backward, is_profiling
-from .sparse import sparse_all_reduce
-from .tensors import memories, require_one_order, row_memory
+from .tensors import memories, memory, require_one_order, row_memory
 from .work import BatchedWork, TorchWork
 
 __all__ = ["Ops"]
@@ -80,7 +81,7 @@ class Ops(GroupOps):
         if reduces:
             kwargs["op"] = _reduce_op(kwargs["op"])
         if function is reductions.all_reduce and _is_sparse(tensors[0]):
-            sparse_all_reduce(tensors[0], kwargs["op"], self.group, where)
+            _sparse_all_reduce(tensors[0], kwargs["op"], self.group, where)
             return TorchWork(completed_work(OpType.ALL_REDUCE, None), tensors)
         if function is data_movement.all_to_all_single:
             arrays = [row_memory(tensor, where) for tensor in tensors]
@@ -99,7 +100,7 @@ class Ops(GroupOps):
         # Without a timeout of its own, torch's options have a negative one.
         if isinstance(limit, timedelta) and limit > _NOW:
             call = functools.partial(_within, op_timeout(limit), call)
-        by = issuer(name, sys._getframe(1)) if in_backward() else ""
+        by = _issuer(name, sys._getframe(1)) if in_backward() else ""
         if by:
             call = functools.partial(_within, issued_by(by), call)
         if is_profiling():
@@ -176,3 +177,91 @@ def _written(function: Function, tensors: Sequence[Any]) -> Sequence[Any]:
         return tensors[:1]
     written = tensors[1 if function is data_movement.gather else 0]
     return (written,) if isinstance(written, torch.Tensor) else written or ()
+
+
+_PACKAGE = __name__.partition(".")[0]
+#: The module whose function runs the engine of autograd.
+_ENGINE = "torch.autograd.graph"
+#: Modules that stand between: they issue nothing of their own.
+_BETWEEN = ("torch._dynamo", "torch._compile", "torch.futures")
+#: So do torch's decorators, as that of FSDP2's hooks: what they make has this name.
+_DECORATED = "wrapper"
+#: DDP's reducer issues all_reduces from C++: no function in Python stands between.
+_REDUCER_OP, _REDUCER = "all_reduce", "DistributedDataParallel.backward"
+
+
+def _issuer(op: str, frame: FrameType | None) -> str:
+    """Return what issues the op in which `frame` is; empty: the user.
+
+    In a backward pass, where the user's line shows only ``backward()``, that is what
+    autograd has called: a hook of DDP or FSDP, or the backward of a function; with
+    nothing in Python, DDP itself.
+    """
+    called = ""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == _ENGINE:
+            if called:
+                return called
+            return _REDUCER if op == _REDUCER_OP else "backward()"
+        package = module.partition(".")[0]
+        if package == "torch":
+            code = frame.f_code
+            if code.co_name != _DECORATED and not module.startswith(_BETWEEN):
+                called = getattr(code, "co_qualname", code.co_name)  # 3.11 and later
+        elif package != _PACKAGE:
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+def _sparse_all_reduce(
+    tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup, where: object
+) -> None:
+    """Add up `tensor` over all ranks, in place; it becomes coalesced.
+
+    As torch's gloo does: patterns differ from rank to rank. Entries and their number
+    are gathered by three collectives, one after the other.
+
+    Raises `ValueError` for another reduction than SUM, for another layout than COO, and
+    on all ranks where they have tensors of different shapes.
+    """
+    if op is not ReduceOp.SUM:
+        raise ValueError(f"{where}: op is {op.name}; sparse tensors can be summed only")
+    if tensor.layout is not torch.sparse_coo:
+        raise ValueError(
+            f"{where}: the layout of the tensor is {tensor.layout}; expected "
+            "torch.sparse_coo: pass x.to_sparse_coo()"
+        )
+    own = tensor.detach().coalesce()
+    ranks, dims = group.size(), own.sparse_dim()
+    told = np.array([own._nnz(), dims, *own.shape], np.int64)
+    found = np.empty((ranks, len(told)), np.int64)
+    all_gather_into_tensor(found, told, group)
+    counts, shapes = found[:, 0], found[:, 1:]
+    for rank in np.flatnonzero((shapes != shapes[0]).any(1))[:1]:
+        had = [
+            f"rank {one} has shape {tuple(shapes[one, 1:].tolist())}, of which "
+            f"{shapes[one, 0]} sparse dimensions"
+            for one in (0, rank)
+        ]
+        raise ValueError(f"{where}: {', '.join(had)}; expected the same on every rank")
+    # An all_gather has one size on all ranks: the shorter ones are filled up.
+    longest = int(counts.max())
+    indices = own.indices().new_zeros((longest, dims))
+    indices[: own._nnz()] = own.indices().t()
+    values = own.values().new_zeros((longest, *own.values().shape[1:]))
+    values[: own._nnz()] = own.values()
+    all_indices = indices.new_empty((ranks, *indices.shape))
+    all_values = values.new_empty((ranks, *values.shape))
+    for output, part in (all_indices, indices), (all_values, values):
+        all_gather_into_tensor(
+            memory(output, where, moved=True), memory(part, where, moved=True), group
+        )
+    here = [slice(int(count)) for count in counts]
+    total = torch.sparse_coo_tensor(
+        torch.cat([part[one] for part, one in zip(all_indices, here, strict=True)]).t(),
+        torch.cat([part[one] for part, one in zip(all_values, here, strict=True)]),
+        tensor.shape,
+    ).coalesce()
+    tensor.copy_(total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -11,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as td
 
-from . import comm_hooks, hooks_on_cpu, optimizer_steps, private, sharded, stale
-from .agreement import Held, LostStateError, choose
+from . import hooks_on_cpu, optimizer_steps, private, sharded, stale
+from .agreement import Held, Hook, LostStateError, choose
 from .joining import end_rejoin, joining
 from .recovering import whole_groups
 
@@ -107,7 +108,7 @@ def _agree(
         private.reset_reducer(module, anew=anew)
     for schedule in sharded.schedules(model):
         sharded.reset_schedule(schedule)
-    comm_hooks.begin_anew(model, told)
+    _begin_hooks_anew(model, told)
     return found
 
 
@@ -165,7 +166,7 @@ def _held(
         is_fresh=joining() is not None,
         is_whole=is_whole,
         buckets=tuple(private.bucket_changes(one) for one in private.replicas(model)),
-        hooks=comm_hooks.hooks_of(model),
+        hooks=_hooks_of(model),
         refusal=refusal,
     )
 
@@ -297,3 +298,58 @@ def _mapped(value: Any, kind: type, change: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_mapped(one, kind, change) for one in value)
     return value
+
+
+# -- the communication hooks of DDP, some of which keep a state between two steps ------
+
+_TORCH = "torch.distributed.algorithms.ddp_comm_hooks"
+_POWER_SGD = f"{_TORCH}.powerSGD_hook", "PowerSGDState"
+_LOCAL_SGD = f"{_TORCH}.post_localSGD_hook", "PostLocalSGDState"
+_MIXED = f"{_TORCH}.mixed_precision_hooks", "_AllreduceUpcastHookState"
+
+
+def _hooks_of(model: torch.nn.Module) -> tuple[Hook, ...]:
+    """Return what a rank tells of the hooks of the DDP modules in `model`."""
+    return tuple(
+        Hook(
+            name=f"{hook.__module__}.{hook.__qualname__}",
+            ranks=tuple(td.get_process_group_ranks(module.process_group)),
+            iteration=state.iter if _is_counted(state) else 0,
+        )
+        for module, hook, state in private.comm_hooks(model)
+    )
+
+
+def _begin_hooks_anew(model: torch.nn.Module, told: Mapping[int, Held]) -> None:
+    """Have the states of the hooks be the same on all ranks.
+
+    What PowerSGD remembers is of each rank, and of the buckets that there were: it goes
+    on without, as at the start, with passes that it does not compress until there are
+    the final buckets.
+    """
+    for place, (_, hook, state) in enumerate(private.comm_hooks(model)):
+        own = told[td.get_rank()].hooks[place]
+        latest = max(told[rank].hooks[place].iteration for rank in own.ranks)
+        if sharded.is_of(state, _POWER_SGD):
+            if state.use_error_feedback or state.warm_start:
+                latest = min(latest, state.start_powerSGD_iter - 2)
+            for kept in state.error_dict, state.p_memory_dict, state.q_memory_dict:
+                kept.clear()
+            state.rng.seed(latest)
+        if _is_counted(state):
+            state.iter = latest
+        elif not (
+            state is None
+            or isinstance(state, td.ProcessGroup)
+            or sharded.is_of(state, _MIXED)
+        ):
+            warnings.warn(
+                f"rejoin: the communication hook {hook.__qualname__} has a state, a "
+                f"{type(state).__name__}, which stays as it is: see that it is the "
+                "same on all ranks",
+                stacklevel=5,
+            )
+
+
+def _is_counted(state: Any) -> bool:
+    return sharded.is_of(state, _POWER_SGD) or sharded.is_of(state, _LOCAL_SGD)

@@ -24,7 +24,6 @@ from ..rank_sets import name_ranks
 from ..work.composite import completed_work
 from ..work.op_type import OpType
 from . import (
-    batches,
     hooks_on_cpu,
     joining,
     meeting,
@@ -36,7 +35,7 @@ from . import (
 from .ops import Ops
 from .options import NAME, Options
 from .private import c10d, groups_name
-from .work import TorchWork
+from .work import TorchWork, wait_for_batches
 
 __all__ = ["BackendRankscope", "ProcessGroupRankscope", "create"]
 
@@ -63,7 +62,7 @@ class _Shell(Ops):
         # Torch's global ranks; none: it is the default group.
         ranks = list(made_by.global_ranks_in_group)
         self._owns_world = False
-        batches.install()
+        wait_for_batches()
         hooks_on_cpu.install()
         optimizer_steps.install()
         stale.install()

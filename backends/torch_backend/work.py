@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed
 
 from ..groups.dispatch import PendingOp
 from ..work.work import Work
+from . import private
 from .driving import future_of
 from .private import c10d, disable_dynamo
 
-__all__ = ["BatchedWork", "LastWork", "TorchWork"]
+__all__ = ["BatchedWork", "TorchWork", "wait_for_batches"]
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -86,7 +90,7 @@ class BatchedWork(TorchWork):
         return self.work.issued is None or super().wait(timeout)
 
 
-class LastWork(TorchWork):
+class _LastWork(TorchWork):
     """The Work of the last op of a batch, which waits for those `before` it, too."""
 
     def __init__(self, last: TorchWork, before: Sequence[TorchWork]) -> None:
@@ -98,3 +102,30 @@ class LastWork(TorchWork):
         for one in self._before:
             one.wait(timeout)
         return super().wait(timeout)
+
+
+#: The oldest release of torch whose pipelines wait for each op of a batch.
+_WAITS_FOR_EACH = (2, 8)
+
+
+@functools.cache
+def wait_for_batches() -> None:
+    """Have pipelines wait for all that they receive; later calls do nothing.
+
+    The schedules of torch 2.7 keep the last Work of a batch alone, since NCCL has one
+    for the whole batch (pytorch/pytorch#132644): they would compute with what has not
+    arrived.
+    """
+    if private.release < _WAITS_FOR_EACH:
+        private.replace(torch.distributed, "batch_isend_irecv", _waited_as_one)
+
+
+def _waited_as_one(issue: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(issue)
+    def batch_isend_irecv(p2p_op_list: Any) -> Any:
+        works = issue(p2p_op_list)
+        if works and isinstance(works[-1], TorchWork):
+            works[-1] = _LastWork(works[-1], works[:-1])
+        return works
+
+    return batch_isend_irecv

@@ -29,13 +29,16 @@ from rankscope.backends.groups.world import world
 from rankscope.backends.launch_variables import STORE
 from rankscope.backends.stores.base import RANK_0
 from rankscope.backends.torch_backend import (
-    batches,
     meeting,
     private,
     registering,
     tensors,
 )
-from rankscope.backends.torch_backend.work import TorchWork
+from rankscope.backends.torch_backend.work import (
+    TorchWork,
+    _waited_as_one,
+    wait_for_batches,
+)
 from tests.with_torch.backend_training import TRAININGS
 from tests.with_torch.ranks import Ranks
 
@@ -597,7 +600,7 @@ def test_tensors_in_several_orders_of_memory_are_refused() -> None:
 def batch(*works: Work | None) -> list[Any]:
     """Return the Works that torch 2.7 gets of a batch; ``None``: of another backend."""
     made = [c10d_work() if one is None else TorchWork(one) for one in works]
-    received: list[Any] = batches._waited_as_one(lambda _: made)([])
+    received: list[Any] = _waited_as_one(lambda _: made)([])
     return received
 
 
@@ -633,5 +636,5 @@ def test_batches_are_replaced_where_pipelines_wait_for_the_last_op(
     names: list[str] = []
     monkeypatch.setattr(private, "release", release)
     monkeypatch.setattr(private, "replace", lambda _, name, __: names.append(name))
-    batches.install.__wrapped__()
+    wait_for_batches.__wrapped__()
     assert names == ["batch_isend_irecv"] * replaced
