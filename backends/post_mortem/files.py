@@ -220,7 +220,8 @@ _ANSWER = re.compile(rb"<pre[^>]*>(.*?)</pre>", re.DOTALL)
 def _answers_in(found: RawFile | EvidenceFile) -> Iterator[RawFile | EvidenceFile]:
     """Yield the answers of the ranks on a page, as files; another file as it is.
 
-    A browser has saved it from torch's debug server. They are dumps (``/fr_trace_json``) or stacks (``/stacks``, ``/pyspy_dump``).
+    A browser has saved it from torch's debug server. They are dumps
+    (``/fr_trace_json``) or stacks (``/stacks``, ``/pyspy_dump``).
     """
     if isinstance(found, EvidenceFile) or not _RANK.search(found.data[:_BEGINNING]):
         yield found

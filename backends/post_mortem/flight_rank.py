@@ -13,7 +13,7 @@ from ..observe.records import Record
 from ..observe.torch_format import OPS
 from ..rank_sets import group_by
 from .flight_dump import Dump, Entry
-from .flight_values import dtypes, flag, integer, sizes, splits, state_of, text, time_ns
+from .flight_values import dtypes, only, sizes, splits, state_of, time_ns
 from .late_ops import late_records
 from .log_lines import function_of
 from .source_lines import users_line
@@ -389,7 +389,7 @@ def _close_batch(
         ops[place] = replace(
             ops[place],
             state=state_of(entry),
-            retired=flag(entry.get("retired")),
+            retired=only(bool, entry.get("retired")),
             started_ns=_started_ns(entry),
             ended_ns=time_ns(entry.get("time_discovered_completed_ns")),
             batch=entry["record_id"],
@@ -427,23 +427,23 @@ def _op(
             peer = ranks[int(other)]
     # Torch's NCCL passes what it receives as the input, to fit an interface.
     turned = name == "scatter" and not self.vague and "backend" not in entry
-    own_name = text(entry.get("op")) if "backend" in entry else None
+    own_name = only(str, entry.get("op")) if "backend" in entry else None
     op = IssuedOp(
         own_name or _NAMES.get(name, name),
         entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
         entry["record_id"],
         state := "unknown" if self.vague else state_of(entry),
-        flag(entry.get("retired")),
+        only(bool, entry.get("retired")),
         is_p2p,
         peer,
         UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry, turned),
-        root=integer(entry.get("root")),
-        reduce_op=text(entry.get("reduce_op")),
-        tag=integer(entry.get("tag")),
+        root=only(int, entry.get("root")),
+        reduce_op=only(str, entry.get("reduce_op")),
+        tag=only(int, entry.get("tag")),
         line=users_line(entry.get("frames")),
         splits=splits(entry.get("parts"), ranks),
-        shown=integer(entry.get("number")),
-        counted=not integer(entry.get("uncounted_id")),
+        shown=only(int, entry.get("number")),
+        counted=not only(int, entry.get("uncounted_id")),
     )
     if state == "completed" and not self.times:
         return op, own

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..observe.evidence import State
 from .flight_dump import Entry
 
-__all__ = [
-    "dtypes",
-    "flag",
-    "integer",
-    "sizes",
-    "splits",
-    "state_of",
-    "text",
-    "time_ns",
-]
+__all__ = ["dtypes", "only", "sizes", "splits", "state_of", "time_ns"]
+
+T = TypeVar("T")
+
+_STATES: dict[object, State] = {
+    "scheduled": "scheduled",
+    "started": "started",
+    "completed": "completed",
+}
 
 
 def state_of(entry: Entry) -> State:
-    """Return the state of an entry."""
-    state = entry.get("state")
-    if state == "scheduled":
-        return "scheduled"
-    if state == "started":
-        return "started"
-    return "completed" if state == "completed" else "unknown"
+    return _STATES.get(only(str, entry.get("state")), "unknown")
 
 
-def flag(value: Any) -> bool | None:
-    """Return a truth value."""
-    return value if isinstance(value, bool) else None
-
-
-def integer(value: Any) -> int | None:
-    """Return a number that is no truth value."""
-    return value if type(value) is int else None
-
-
-def text(value: Any) -> str | None:
-    """Return a text."""
-    return value if type(value) is str else None
+def only(kind: type[T], value: Any) -> T | None:
+    """Return a value of this very type: a truth value is no number."""
+    return value if type(value) is kind else None
 
 
 def splits(
@@ -71,14 +54,12 @@ def sizes(value: Any) -> tuple[tuple[int, ...], ...] | None:
     for size in value:
         if not isinstance(size, (list, tuple)):
             return None
-        for extent in size:
-            if type(extent) is not int:
-                return None
+        if not all(type(extent) is int for extent in size):
+            return None
     return tuple(map(tuple, value))
 
 
 def dtypes(value: Any) -> tuple[str, ...] | None:
-    """Return the dtype of each array."""
     if not isinstance(value, (list, tuple)):
         return None
     return tuple(value) if all(type(one) is str for one in value) else None

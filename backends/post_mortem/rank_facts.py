@@ -104,17 +104,58 @@ class FactsReader:
         rank = facts.get("rank")
         if type(rank) is not int or rank < 0:
             raise UnreadableError("it does not say of which rank it is")
+        self._note(rank, facts)
+        found = RankEvidence(rank, source=file.path)
+        exception, ended = facts.get("exception"), facts.get("has_ended") is True
+        raised, ended_by = _raised(exception), _culprits(exception)
+        if raised is not None:
+            # Where what is kept of the text ends before that.
+            if lost := STORE_LOST.search(str(exception)):
+                self.store_lost[rank] = int(lost[1] or lost[2])
+                ended_by = ended_by or (self.store_lost[rank],)
+            found = evidence_of(rank, [raised], file.path)
+        left_at, has_left = _text(facts, "left_at"), facts.get("has_left") is True
+        if raised is not None and _INTERRUPT.match(raised.text) and ended:
+            has_left, left_at = True, f"{found.location} (KeyboardInterrupt)"[:300]
+            found = replace(found, location=None, called=None)
+        elif raised is not None and facts.get("has_ended") is False:
+            # Its stack is newer than a consequence that it handles.
+            found = replace(found, location=None, called=None)
+        death = _text(facts, "death")
+        if facts.get("death") is None and found.exception and ended:
+            at = f" at {found.exception_line}" if found.exception_line else ""
+            death = f"rank {rank} ended with {found.exception}{at}"[:300]
+        pid = facts.get("pid")
+        return [
+            replace(
+                found,
+                groups_ended_at=_text(facts, "groups_ended_at"),
+                death=death,
+                silence=_text(facts, "silence"),
+                has_left=has_left or None,
+                left_at=left_at,
+                last_cell_exit=_text(facts, "last_cell_exit"),
+                ended_by=ended_by if ended else None,
+                process=f"pid {pid} on {facts.get('host')}"
+                if type(pid) is int
+                else None,
+            )
+        ]
+
+    def _note(self, rank: int, facts: Mapping[str, Any]) -> None:
+        """Keep what explains a hang together with what other ranks have told."""
         self.found = True
         size = facts.get("world_size")
         world_size = size if type(size) is int and size > 0 else None
         self.world_size = self.world_size or world_size
         env = facts.get("environment")
-        # Not where the program gave another one, or has shrunk its groups since.
-        if isinstance(env, Mapping) and env.get("WORLD_SIZE") == str(world_size):
-            start = tuple(str(env.get(name)) for name in _OF_START)
-            self.started_with.setdefault(start, {})[rank] = world_size or 0
-        if isinstance(env, Mapping) and isinstance(port := env.get("MASTER_PORT"), str):
-            self._ports[rank] = port[:20]
+        if isinstance(env, Mapping):
+            # Not where the program gave another one, or has shrunk its groups since.
+            if env.get("WORLD_SIZE") == str(world_size):
+                start = tuple(str(env.get(name)) for name in _OF_START)
+                self.started_with.setdefault(start, {})[rank] = world_size or 0
+            if (port := _text(env, "MASTER_PORT", 20)) is not None:
+                self._ports[rank] = port
         written = facts.get("written_ns")
         if type(written) is int:
             self._written[rank] = written
@@ -127,47 +168,8 @@ class FactsReader:
                 _line(making.get("line")),
                 world_size,
             )
-        unseen = facts.get("unseen")
-        if isinstance(unseen, str):
-            self.unseen[rank] = unseen[:300]
-        found = RankEvidence(rank, source=file.path)
-        exception = facts.get("exception")
-        raised = _raised(exception)
-        # Where what is kept of the text ends before that.
-        ended_by = _culprits(exception)
-        if raised is not None and (lost := STORE_LOST.search(str(exception))):
-            self.store_lost[rank] = int(lost[1] or lost[2])
-            ended_by = ended_by or (self.store_lost[rank],)
-        if raised is not None:
-            found = evidence_of(rank, [raised], file.path)
-            if facts.get("has_ended") is False:
-                # Its stack is newer than a consequence that it handles.
-                found = replace(found, location=None, called=None)
-        ended = facts.get("has_ended") is True
-        left_at, has_left = facts.get("left_at"), facts.get("has_left") is True
-        if raised is not None and _INTERRUPT.match(raised.text) and ended:
-            has_left, left_at = True, f"{found.location} (KeyboardInterrupt)"
-            found = replace(found, location=None, called=None)
-        death = facts.get("death")
-        if death is None and found.exception and ended:
-            at = f" at {found.exception_line}" if found.exception_line else ""
-            death = f"rank {rank} ended with {found.exception}{at}"
-        pid, host = facts.get("pid"), facts.get("host")
-        idle, silence = facts.get("last_cell_exit"), facts.get("silence")
-        gone_at = facts.get("groups_ended_at")
-        return [
-            replace(
-                found,
-                groups_ended_at=gone_at[:300] if isinstance(gone_at, str) else None,
-                death=death[:300] if isinstance(death, str) else None,
-                silence=silence[:300] if isinstance(silence, str) else None,
-                has_left=has_left or None,
-                left_at=left_at[:300] if isinstance(left_at, str) else None,
-                last_cell_exit=idle[:300] if isinstance(idle, str) else None,
-                ended_by=ended_by if ended else None,
-                process=f"pid {pid} on {host}" if type(pid) is int else None,
-            )
-        ]
+        if (unseen := _text(facts, "unseen")) is not None:
+            self.unseen[rank] = unseen
 
     def cause(self) -> Verdict | None:
         """Return what explains any hang of the job: a variable that differs."""
@@ -366,6 +368,11 @@ def _load(data: bytes) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise UnreadableError("it is no object")
     return facts
+
+
+def _text(facts: Mapping[str, Any], key: str, most: int = 300) -> str | None:
+    value = facts.get(key)
+    return value[:most] if isinstance(value, str) else None
 
 
 def _raised(given: Any) -> Raised | None:
