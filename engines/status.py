@@ -223,6 +223,9 @@ class ClusterStatus:
     allocation: str = ""
     #: What this notebook cannot do to them (``abort``, ``rebuild``, ``restart``) → why.
     refused: Mapping[str, str] = field(default_factory=dict)
+    #: The numbers of the cells that this client has sent to them, as ``3-5,7``: others
+    #: are of another notebook. ``None``: not known.
+    cells: str | None = None
 
     @property
     def world_size(self) -> int:

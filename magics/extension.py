@@ -41,7 +41,7 @@ from .language.commands import DIST_INIT
 from .language.options import Command, Values
 from .language.values import trace_path
 from .output.render import Renderer
-from .output.wrapped import wrapped
+from .output.wrapped import fit, wrapped
 from .session import session
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class RankscopeMagics(CellMagics):
 
     def _show_board(self) -> None:
         if getattr(self.shell, "kernel", None) is not None:
-            session.show_board(self.shell)
+            session.show_board(self.shell, fit)
 
     def _report_running(self, cluster: Cluster | Job, values: Values) -> None:
         running = f"{_size(cluster)} · {_kind(cluster)}"
@@ -221,7 +221,7 @@ class RankscopeMagics(CellMagics):
             return
         if getattr(self.shell, "kernel", None) is not None:
             if not values["unpin"]:
-                session.show_board(self.shell)
+                session.show_board(self.shell, fit)
             if values["pin"] or values["unpin"]:
                 session.pin_board(bool(values["pin"]))
             return

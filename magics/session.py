@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -74,15 +74,18 @@ class Session:
             if one is not None:
                 one.close()
 
-    def show_board(self, shell: InteractiveShell) -> None:
-        """Show the cluster's board below the cell that runs."""
+    def show_board(
+        self, shell: InteractiveShell, note_letters: Callable[[int], None]
+    ) -> None:
+        """Show the cluster's board below the cell that runs; see `Board`."""
         # Imported here: without a front end there is no board.
         from rankscope.widgets.board.widget import Board
 
         assert self._cluster is not None
         if self._board is None:
             self._board = Board(
-                self._cluster, shell, self._cluster.diagnose, self._pinned
+                *(self._cluster, shell, self._cluster.diagnose, self._pinned),
+                note_letters=note_letters,
             )
             self._board.show_verdicts([one for one, _ in self._verdicts])
             self.watch()

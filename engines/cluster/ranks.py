@@ -63,6 +63,8 @@ class Ranks(ObservedRanks):
         self._recovering = threading.Lock()
         self._registry.take_over = self._take_over
         self._cells = CellRunner(self._registry)
+        self._numbers: set[int] = set()
+        self._sent_cells = ""
         #: Completions, help and names for who types a cell.
         self.introspection = Introspection(self._registry)
 
@@ -120,6 +122,9 @@ class Ranks(ObservedRanks):
         self._take_over()
         groups = {} if group is None else self._ids(self._find_own_groups(group))
         chosen = self._ranks_for(ranks, group, sorted(groups))
+        if cell is not None:
+            self._numbers.add(cell)
+            self._sent_cells = format_ranks(self._numbers)
         execution = Execution(code, chosen, cell, group, keep_value)
         self._cells.run(execution, groups)
         return execution

@@ -58,6 +58,8 @@ class ObservedRanks:
     )
     #: The script that the ranks run; empty where they are engines.
     _script_name: str = ""
+    #: The numbers of the cells that were sent to them; ``None``: none ever is.
+    _sent_cells: str | None = None
 
     def __init__(
         self,
@@ -299,6 +301,7 @@ class ObservedRanks:
             script=self._script_name,
             allocation=self.allocation,
             refused=self.refused,
+            cells=self._sent_cells,
             ranks=tuple(
                 slot.status(now)
                 for slot in self._observed.slots

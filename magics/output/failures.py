@@ -18,7 +18,7 @@ from rankscope.backends.rank_sets import format_ranks, group_by, name_ranks
 from rankscope.engines import Output, RankError
 from rankscope.engines.errors import impersonal, plain
 
-from .wrapped import lines_of
+from .wrapped import lines_of, wrapped
 
 __all__ = [
     "CellError",
@@ -102,12 +102,14 @@ class _ReportedError(BaseException):
         needed = sum(len(lines_of(part)) for part in others)
         count = max(1, min(FIRST, MOST - needed)) if others else MOST
         # Front ends split a line within a word. `str` has all of it.
-        lines = lines_of(first, max_lines=count, placeholder=" …")
-        lines[-1] = _BEGUN.sub("; …", lines[-1])
+        parts = [lines_of(first, max_lines=count, placeholder=" …")]
+        parts[0][-1] = _BEGUN.sub("; …", parts[0][-1])
         for place, part in enumerate(others, 1):
             # A line is left for each of the others.
-            room = MOST - len(lines) - (len(others) - place)
-            lines += lines_of(part, max_lines=room, placeholder=" …")
+            room = MOST - sum(map(len, parts)) - (len(others) - place)
+            parts.append(lines_of(part, max_lines=room, placeholder=" …"))
+        # As much in more lines, where a page is narrow.
+        lines = wrapped("\n".join(map(" ".join, parts))).splitlines()
         return [lines[0].replace(name, f"\x1b[31m{name}\x1b[0m", 1), *lines[1:]]
 
 

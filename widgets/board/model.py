@@ -103,6 +103,7 @@ class BoardModel:
             "dead": sorted(r for r, one in self.ranks.items() if not one.alive),
             "advice": [text(one, 400) for one in advice_of(self.ranks.values())],
             "script": text(status.script, 40),
+            "cells": status.cells,
             "refused": {what: text(why, 400) for what, why in status.refused.items()},
         }
 

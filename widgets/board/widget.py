@@ -44,7 +44,8 @@ NO_BAR = (
 class Board(anywidget.AnyWidget):
     """Shows the state of every rank of `cluster` live, with buttons to end a hang.
 
-    The button Diagnose calls ``diagnose()``; without `diagnose` there is no button.
+    The button Diagnose calls ``diagnose()``; without `diagnose` there is no button. A
+    page that opens calls ``note_letters(count)`` with the letters of a line there.
     The cluster's own threads update the board, so that updates continue while a
     cell blocks the kernel's main thread. The buttons work then too, where the front
     end opens subshells or the cell calls `serve_messages`. Every method may be
@@ -76,7 +77,9 @@ class Board(anywidget.AnyWidget):
         shell: InteractiveShell,
         diagnose: Callable[[], Sequence[Verdict]] | None = None,
         pinned: bool = False,
+        note_letters: Callable[[int], None] = lambda letters: None,
     ) -> None:
+        self._note_letters = note_letters
         self._cluster = cluster
         self._shell = shell
         self._kernel = shell.kernel  # type: ignore[attr-defined]
@@ -179,6 +182,8 @@ class Board(anywidget.AnyWidget):
             return
         if "watch" in message:
             self._dock.note_page(str(message["watch"]), message.get("shell"))
+            if isinstance(letters := message.get("letters"), int):
+                self._note_letters(letters)
             if self.pinned:
                 self._dock.open()
             self._feed.watch(str(message["watch"]))

@@ -70,6 +70,14 @@ def test_three_threads_of_one_client(cluster: Cluster) -> None:
     assert issue([cluster] * 3, [None] * 3) == []
 
 
+def test_each_client_knows_which_cells_are_its_own(cluster: Cluster) -> None:
+    """Places of others are no lines of its notebook."""
+    with attached(cluster) as guest:
+        for client, number in ((cluster, 3), (guest, 8), (cluster, 4), (cluster, 6)):
+            client.execute("x = rank", cell=number).result(30)
+        assert [one.glance().cells for one in (cluster, guest)] == ["3-4,6", "8"]
+
+
 def test_three_clients(cluster: Cluster) -> None:
     with attached(cluster) as second, attached(cluster) as third:
         assert issue([cluster, second, third], [None] * 3) == []

@@ -110,6 +110,30 @@ def test_a_page_that_slept_waits_for_messages_on_their_way(scene: Scene) -> None
     assert _is_over(scene)
 
 
+def test_it_tells_how_many_letters_a_line_of_the_notebook_has(browser: Browser) -> None:
+    """Errors are broken between words there, and not once more by the page."""
+    style = "--jp-code-font-size: 13px; --jp-code-font-family: monospace"
+    home = f"<div class='jp-Notebook' style='{style}'><div class='the-board'></div>"
+    scene = Scene(browser, width=624, home=f"{home}</div>", clock=True)
+    (watch,) = scene.page.sent()
+    line = scene.page.page.locator("body").evaluate(
+        """(body, letters) => {
+          const line = document.createElement("span");
+          line.style = "font: 13px monospace; white-space: pre";
+          line.textContent = "x".repeat(letters);
+          body.append(line);
+          return line.getBoundingClientRect().width;
+        }""",
+        watch["letters"],
+    )
+    assert 580 < line <= 600
+    scene.page.page.set_viewport_size({"width": 324, "height": 400})
+    _run_for(scene, 20)
+    (renewed,) = scene.page.sent()
+    assert renewed["letters"] < 0.6 * watch["letters"]
+    scene.close()
+
+
 def test_the_timeline_stays_and_exports_nothing(scene: Scene) -> None:
     scene.button("Timeline").click()
     scene.page.play(lanes(absent=2))

@@ -611,6 +611,19 @@ class TestKeyboard:
             scene.page.board().locator(".rows").evaluate("one => one.matches(':focus')")
         )
 
+    @pytest.mark.parametrize(("sent", "leads"), [("1-4,9", 0), ("", 0), ("3,7-8", 1)])
+    def test_a_cell_of_another_notebook_lights_none_here(
+        self, scene: Scene, sent: str, leads: int
+    ) -> None:
+        """Ranks that two notebooks use: each has a cell 7."""
+        scene.page.page.evaluate(_NOTEBOOK)
+        status, verdicts = simulated.hang(4, 2)
+        scene.take(replace(status, cells=sent), verdicts)
+        scene.page.board().locator(".banner .place").click()
+        assert scene.page.page.evaluate("() => window.gone") == leads
+        said = "This cell 7 is another notebook's" in scene.texts("head")[0]
+        assert said == (leads == 0)
+
     def test_keys_with_ctrl_are_left_to_the_page(self, scene: Scene) -> None:
         page = scene.page.page
         # As JupyterLab looks at it: at the document, before the board has the key.

@@ -108,7 +108,7 @@ export class Bar {
     const said = text.replaceAll("`", "");
     if (said !== this.text.textContent) {
       this.text.replaceChildren(
-        ...withPlaces(said, (line) => goToLine(this.element, line, this.store.model.get("name"))),
+        ...withPlaces(said, (line) => goToLine(this.element, line, this.store)),
       );
     }
     setAttribute(this.text, "title", said);

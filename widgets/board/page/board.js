@@ -293,8 +293,11 @@ export class Board {
 
   goTo(line) {
     const [cell] = /^cell \d+/.exec(line) ?? [];
-    if (goToLine(this.element, line, this.store.model.get("name")) || !cell) return;
-    this.showOutcome(`No ${cell} is on this page: it has run again since, or is gone.`, true);
+    if (goToLine(this.element, line, this.store) || !cell) return;
+    const why = "it has run again since, or is gone";
+    const said = `No ${cell} is on this page: ${why}.`;
+    const other = `This ${cell} is another notebook's, or of an earlier kernel.`;
+    this.showOutcome(this.store.hasSent(line) ? said : other, true);
   }
 
   // -- outcomes -----------------------------------------------------------------

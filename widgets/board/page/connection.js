@@ -64,10 +64,10 @@ export class Connection {
     }
   }
 
-  /** Send `message` now and then, and look whether messages come. */
-  open(message) {
+  /** Send what `getMessage` returns now and then, and look whether messages come. */
+  open(getMessage) {
     this.heardAt = this.checkedAt = this.sentAt = performance.now();
-    this.send(message);
+    this.send(getMessage());
     this.timer = setInterval(() => {
       const now = performance.now();
       // The page slept, as a hidden one may, or the machine: messages are on their way.
@@ -76,7 +76,7 @@ export class Connection {
       this.checkedAt = now;
       if (slept || now - this.sentAt >= RENEWAL) {
         this.sentAt = now;
-        this.send({ ...message, again: 1 });
+        this.send({ ...getMessage(), again: 1 });
       }
       if (!this.lost && now - this.heardAt > SILENCE && this.expects()) this.lose(false);
     }, CHECK);

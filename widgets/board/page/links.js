@@ -3,7 +3,8 @@
 import { make } from "./elements.js";
 
 const PLACE = /cell \d+ line \d+/;
-const WITH_BRACKETS = /([^\s]*cell \d+ line \d+[^\s]*)/; // no line of text ends within it
+// No line of text ends within these: a place with its brackets, "ranks 0–1".
+const WHOLE = /([^\s]*cell \d+ line \d+[^\s]*|\branks? \d+(?:–\d+)?|\b\d+–\d+)/;
 
 /** Whether a text is a place, and nothing else. */
 export function isPlace(text) {
@@ -12,9 +13,10 @@ export function isPlace(text) {
 
 /** Return nodes for a text; `goTo(place)` is called where a place is pressed. */
 export function withPlaces(text, goTo) {
-  return text.split(WITH_BRACKETS).map((part, place) => {
+  return text.split(WHOLE).map((part, place) => {
     if (place % 2 === 0) return part;
-    const [line] = PLACE.exec(part);
+    const [line] = PLACE.exec(part) ?? [];
+    if (!line) return make("span", "whole", part);
     const link = make("button", "place", line, { type: "button" });
     link.addEventListener("click", () => goTo(line));
     const [before, after] = part.split(line);

@@ -2,6 +2,7 @@
 
 import { Connection } from "./connection.js";
 import { ALL, differences, overviewCells, overviewOf } from "./overview.js";
+import { lettersIn } from "./places.js";
 import { unpack } from "./works.js";
 
 export class Store {
@@ -44,6 +45,15 @@ export class Store {
   /** Whether the kernel answers and the ranks are there, so that buttons work. */
   get live() {
     return !this.connection.lost && this.head.state === "running";
+  }
+
+  /** Whether the kernel has sent a cell of the number in a place to the ranks. */
+  hasSent(place) {
+    const { cells } = this.head;
+    if (typeof cells !== "string") return true;
+    const [cell] = /\d+/.exec(place).map(Number);
+    const runs = cells.split(",").map((run) => run.split("-").map(Number));
+    return runs.some(([first, last = first]) => first <= cell && cell <= last);
   }
 
   /** The groups that have a tab, behind that of all where there are several. */
@@ -217,7 +227,10 @@ export class Store {
     if (this.views.size > 1) return;
     // How JupyterLab is laid out; other front ends have no such shell.
     const shell = document.querySelector(".jp-LabShell")?.dataset.shellMode;
-    this.connection.open({ watch: this.name, ...(shell && { shell }) });
+    this.connection.open(() => {
+      const letters = lettersIn(this.model.get("name"));
+      return { watch: this.name, ...(shell && { shell }), ...(letters && { letters }) };
+    });
   }
 
   close(view) {

@@ -5,7 +5,7 @@
 import { AXIS, drawTimeline } from "./draw.js";
 import { make, setAttribute, setText } from "./elements.js";
 import { foldLanes, sourceOf } from "./fold_lanes.js";
-import { withPlaces } from "./links.js";
+import { isPlace, withPlaces } from "./links.js";
 import { ALL } from "./overview.js";
 import { Pauses } from "./pauses.js";
 import { RangeTable } from "./range_table.js";
@@ -242,9 +242,10 @@ export class Timeline {
       const line = this.words[found.work[W.line]];
       this.quote = make("code", "quote");
       this.detail.append(make("b", "", title), ...told, this.quote);
-      this.store.request("source", { line }, (answer) => {
+      const quote = (answer) => {
         if (this.chosen?.work === found.work) setText(this.quote, answer.text ?? "");
-      });
+      };
+      if (isPlace(line) && this.store.hasSent(line)) this.store.request("source", { line }, quote);
     }
     this.request();
   }
