@@ -114,6 +114,8 @@ class Summary:
     line: str = ""
     #: Seconds for which it has been seen there, nowhere else, and has issued no op.
     line_for: float | None = None
+    #: Seconds for which the main thread has waited in `init_process_group`.
+    joining_for: float | None = None
     #: How the last cell of a notebook ended: ``left cell 7 with ValueError …``; empty
     #: while one runs.
     last_cell_exit: str = ""

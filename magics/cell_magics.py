@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -81,12 +82,13 @@ class CellMagics:
         """Show the output of a cell to its end; return the handle of ``--async``."""
         shell, collapse, limit = self.shell, not values["apart"], values["limit"]
         session.watch()
+        hang = functools.partial(session.hang, began=time.monotonic())
         if values["background"]:
             return BackgroundCell(
                 cluster,
                 execution,
                 shell,
-                hang=session.hang,
+                hang=hang,
                 collapse=collapse,
                 limit=limit,
             )
@@ -95,7 +97,7 @@ class CellMagics:
             execution,
             Renderer(shell, cluster.ranks, heading),
             serve=session.serve_messages,
-            hang=session.hang,
+            hang=hang,
             collapse=collapse,
             limit=limit,
         ).run()

@@ -37,7 +37,8 @@ class Session:
         self._spans: Spans | None = None
         self._metrics: MetricsServer | None = None
         # Each with the time at which it was found.
-        self._verdicts: Sequence[tuple[Verdict, str]] = ()
+        # With the time of day, and when it was told (``time.monotonic()``).
+        self._verdicts: Sequence[tuple[Verdict, str, float]] = ()
 
     @property
     def cluster(self) -> Cluster | Job | None:
@@ -87,7 +88,7 @@ class Session:
                 *(self._cluster, shell, self._cluster.diagnose, self._pinned),
                 note_letters=note_letters,
             )
-            self._board.show_verdicts([one for one, _ in self._verdicts])
+            self._board.show_verdicts([one for one, *_ in self._verdicts])
             self.watch()
         self._board.show()
 
@@ -115,17 +116,22 @@ class Session:
         return metrics.address
 
     def _tell(self, verdicts: Sequence[Verdict]) -> None:
-        now, known = time.strftime("%H:%M:%S"), {str(v): t for v, t in self._verdicts}
-        self._verdicts = [(one, known.get(str(one), now)) for one in verdicts]
+        now = time.strftime("%H:%M:%S"), time.monotonic()
+        known = {str(one): (when, told) for one, when, told in self._verdicts}
+        self._verdicts = [(one, *known.get(str(one), now)) for one in verdicts]
         if self._spans is not None:
             self._spans.note_verdicts(verdicts)
         if self._board is not None:
             self._board.show_verdicts(verdicts)
 
-    def hang(self, ranks: Collection[int]) -> Mapping[str, str] | None:
-        """Return why a cell that runs on `ranks` hangs, as the data of an output."""
-        for one, when in self._verdicts if self.in_cells else ():
-            if self._is_outdated(one):
+    def hang(self, ranks: Collection[int], began: float) -> Mapping[str, str] | None:
+        """Return why a cell that runs on `ranks` hangs, as the data of an output.
+
+        It runs since `began` (``time.monotonic()``).
+        """
+        for one, when, told in self._verdicts if self.in_cells else ():
+            # Else it is why an earlier cell hung.
+            if told < began or self._is_outdated(one):
                 continue
             if not {*one.waiting, *one.culprits}.isdisjoint(ranks):
                 text = f"{one.fault.value.capitalize()}: {one}"

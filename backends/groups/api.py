@@ -110,6 +110,8 @@ def init_process_group(
         message names it.
     DistStoreTimeoutError
         Ranks did not come within `timeout`; the message names them.
+    DistAbortedError
+        In a cell, which has raised on another rank: that one will not come.
     DistNetworkError, DistStoreError
         The rendezvous cannot be reached: its address, or its file.
     DistBackendError
@@ -150,7 +152,7 @@ def init_process_group(
     if store is not None and init_method is not None:
         raise ValueError("init_process_group: give store or init_method, not both")
     owns_store = store is None
-    with contextlib.ExitStack() as undo:
+    with world.joining(), contextlib.ExitStack() as undo:
         if store is None:
             store, rank, world_size = rendezvous(
                 init_method, rank, world_size, seconds, all_meet=enters

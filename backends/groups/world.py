@@ -65,12 +65,17 @@ class World:
         self.rank: int | None = None
         self.size: int | None = None
         self.store: Store | None = None
-        self._owns_store = False
+        # The one that `init_process_group` has opened. It is left with the groups, also
+        # where a notebook has had these go on in its own store.
+        self._own_store: Store | None = None
         #: The first generation of the groups that are made: see `begin_round`.
         self.round = 0
         #: The store, rank and world size of a launcher that made no default group, for
         #: an `init_process_group` that names none.
         self.offered: tuple[Store, int, int] | None = None
+        #: When the main thread called `init_process_group` (``time.monotonic()``),
+        #: while it meets the other ranks there.
+        self.joining_since: float | None = None
         # Groups may share a name if their ranks differ: a rank has no record of the
         # groups that it is not in.
         self._groups: dict[GroupKey, ProcessGroup] = {}
@@ -102,6 +107,18 @@ class World:
 
     # -- making and finding groups -----------------------------------------
 
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[None]:
+        """Note that this thread meets the other ranks, to make the default group."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.joining_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.joining_since = None
+
     def init(
         self,
         config: BackendConfig,
@@ -119,7 +136,7 @@ class World:
                     f"({self.default!r}); call destroy_process_group() first"
                 )
             self.rank, self.size = rank, size
-            self.store, self._owns_store = store, owns_store
+            self.store, self._own_store = store, store if owns_store else None
             later = later_round(store)
             self.round = 0 if later is None else later.number
             if owns_store:
@@ -253,7 +270,7 @@ class World:
             return self.current
         return self._find(DEFAULT if name is None else name, self.groups())
 
-    def _find(self, wanted: str, groups: Sequence[G]) -> G:
+    def _search(self, wanted: str, groups: Sequence[G]) -> G | None:
         """Return the one of `groups` that has the id, or else the name, `wanted`."""
         found = [one for one in groups if one.key.id == wanted] or [
             one for one in groups if one.key.name == wanted
@@ -266,8 +283,13 @@ class World:
                 f"rank {self.rank} is in {len(found)} groups called {wanted!r}: "
                 f"{listed}"
             )
-        if found:
-            return found[0]
+        return found[0] if found else None
+
+    def _find(self, wanted: str, groups: Sequence[G]) -> G:
+        """Return what `_search` does; raise `ValueError` where there is none."""
+        found = self._search(wanted, groups)
+        if found is not None:
+            return found
         if not groups and self.no_groups is not None:
             raise DistError(self.no_groups)
         if not groups:
@@ -347,13 +369,15 @@ class World:
         Where ranks that are `dead` are the reason, what goes on without them is left
         alone: groups that were made without them once their death was known here, and
         other libraries' that `WatchedGroup.goes_on_without` them. What a person aborts
-        ends in every group: one group may wait because another one does.
+        ends in every group: one group may wait because another one does. Groups that
+        this rank is not in, or has not made, are left out.
 
-        Raises `ValueError` where this rank is not in one of `groups`; then none is
-        aborted.
+        Raises `ValueError` for a name that several groups have; then none is aborted.
         """
-        known = self._all_groups()
-        chosen = known if groups is None else [self._find(one, known) for one in groups]
+        chosen = known = self._all_groups()
+        if groups is not None:
+            found = [self._search(one, known) for one in groups]
+            chosen = [one for one in found if one is not None]
         if dead:
             chosen = [one for one in chosen if not self._outlives(one, dead)]
         # At once: a backend waits up to a second for its library to end a group.
@@ -432,6 +456,8 @@ class World:
         """
         with self._lock:
             self.store, self.round = store, store.number
+            if self._own_store is not None:
+                self._own_store = store
             self._watch_ends(store)
             for one in self.groups():
                 one.rebuild(store.number, store)
@@ -550,11 +576,12 @@ class World:
         """Return to the state before the default group was made."""
         watchdog.stop(timeout=5)
         store, self.store = self.store, None
-        if store is not None and self._owns_store:
+        own, self._own_store = self._own_store, None
+        if own is not None:
             atexit.unregister(self._leave)
             self._ends = None
-            self._say_goodbye(store)
-            store.close()
+            self._say_goodbye(own)
+            own.close()
         elif store is not None and self.size is not None:
             arrival.forget(store, self.size)
         self._ended.clear()
@@ -579,7 +606,7 @@ class World:
 
     def _leave(self) -> None:
         """Leave the store at exit; a script that raised leaves without a goodbye."""
-        store, error = self.store, getattr(sys, "last_value", None)
+        store, error = self._own_store, getattr(sys, "last_value", None)
         if store is None:
             return
         arrival.hurry(store)
@@ -622,7 +649,7 @@ class World:
             self._say_goodbye(store, wait=False)
 
     def _serves_store(self) -> bool:
-        store = self.store if self._owns_store else None
+        store = self._own_store
         return self.rank == 0 and store is not None and store.server == RANK_0
 
     def _remedy(self) -> str:
@@ -643,24 +670,23 @@ class World:
             "multiprocessing's 'spawn' and call init_process_group() there, or leave "
             "collectives to the rank"
         )
-        self._of_parent += [self.store, *self._groups.values()]
+        self._of_parent += [self.store, self._own_store, *self._groups.values()]
         for group in self._groups.values():
             group.current.disown(why)
         atexit.unregister(self._leave)
         self._lock = threading.RLock()
         self._groups, self._uses, self.current = {}, {}, None
         self.wrapped = set()
-        self.store = self.rank = self.size = self._ends = None
+        self.store = self._own_store = self.rank = self.size = self._ends = None
         self._ended = {}
-        self._owns_store = False
 
     def announce_end(self) -> None:
         """Have rank 0 not wait for this one, whose program an error has ended.
 
         Its process ends later: once it has written a report.
         """
-        if self.store is not None and self._owns_store and self.rank is not None:
-            arrival.announce_end(self.store, self.rank)
+        if self._own_store is not None and self.rank is not None:
+            arrival.announce_end(self._own_store, self.rank)
 
     def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
         assert self.rank is not None

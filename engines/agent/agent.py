@@ -319,7 +319,7 @@ class Agent:
     # -- status ------------------------------------------------------------
 
     def _status(self) -> dict[str, Any]:
-        began = self.cells.began
+        began, joining = self.cells.began, world.joining_since
         gpu, gpu_memory = NO_GPU if self._gpu is None else self._gpu.summary()
         return {
             "status_thread": self._publisher.thread.native_id,
@@ -327,6 +327,7 @@ class Agent:
             "busy_for": None if began is None else time.monotonic() - began,
             # A cell that is being prepared cannot be interrupted yet.
             "cell": None if began is None else self.cells.number,
+            "joining_for": None if joining is None else time.monotonic() - joining,
             "last_cell_exit": self.cells.last_exit if began is None else "",
             "last_cell_op": self.cells.last_op if began is None else None,
             "last_cell_failed": self.cells.last_failed and began is None,

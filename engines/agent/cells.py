@@ -75,6 +75,8 @@ class Cells:
         self.reservations = Reservations(self._current, publisher.note_change)
         self._scope = ExitStack()
         self._interruptible = False
+        # Why the `init_process_group` that the cell waits in will not end.
+        self._in_vain: requests.EndInit | None = None
         self._print_marks = PrintMarks()
         #: The debugger on the last cell that failed.
         self.post_mortem = PostMortem(
@@ -116,6 +118,14 @@ class Cells:
         if not self.running:
             return False
         # To the main thread itself, so that a system call it waits in returns.
+        signal.pthread_kill(self._main, signal.SIGINT)
+        return True
+
+    @requests.EndInit.handler
+    def _end_init(self, wanted: requests.EndInit) -> bool:
+        if not self.running or world.joining_since is None:
+            return False
+        self._in_vain = wanted
         signal.pthread_kill(self._main, signal.SIGINT)
         return True
 
@@ -252,6 +262,17 @@ class Cells:
         self._show_traceback(exc_tuple, *args, **kwargs)
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        ended, self._in_vain = self._in_vain, None
+        if ended is not None:
+            # Else the others have come since.
+            if world.joining_since is not None:
+                raise DistAbortedError(
+                    f"init_process_group: {ended.reason}, and will not come",
+                    op="init_process_group",
+                    culprits=ended.culprits,
+                    reason=ended.reason,
+                )
+            return
         # A notebook interrupts again what has not ended. While IPython shows where the
         # first interrupt came, a second one would end that, or be reported as ignored.
         shown = isinstance(sys.exc_info()[1], KeyboardInterrupt)

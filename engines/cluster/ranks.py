@@ -195,6 +195,15 @@ class Ranks(ObservedRanks):
             [rank for rank, ran in answers.results.items() if ran] + [*answers.errors]
         )
 
+    def end_init(self, ranks: Chosen, reason: str, culprits: Sequence[int]) -> None:
+        """End the `init_process_group` that cells wait in on `ranks`.
+
+        It raises `DistAbortedError`: `culprits` will not come, for `reason`.
+        """
+        self._registry.ask(
+            requests.EndInit(reason, culprits), self._chosen(ranks), timeout=0.5
+        )
+
     # -- debugging ---------------------------------------------------------
 
     def debug(self, rank: int) -> Execution:

@@ -38,6 +38,7 @@ _DEAD: dict[str, Any] = {
     "cell": None,
     "busy_for": None,
     "line_for": None,
+    "joining_for": None,
     "memory": None,
     "cpu": None,
     "gpu_memory": None,

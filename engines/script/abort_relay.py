@@ -91,13 +91,9 @@ class AbortRelay:
             _log.warning("ignored an abort that no rank of this job has signed")
             return
         about = json.loads(body)
-        try:
-            world.abort(
-                [about["group"]],
-                about["reason"],
-                by=about["by"],
-                culprits=about["culprits"],
-            )
-        except ValueError:
-            # This rank is not in the group.
-            _log.debug("no group %s here", about["group"])
+        world.abort(
+            [about["group"]],
+            about["reason"],
+            by=about["by"],
+            culprits=about["culprits"],
+        )

@@ -209,6 +209,16 @@ class AssignRank(Request[GpuAnswer]):
     owner: Client | None
 
 
+class EndInit(Request[bool]):
+    """End the `init_process_group` that the cell waits in; return whether it does.
+
+    It raises that `culprits` will not come, for `reason`.
+    """
+
+    reason: str
+    culprits: Sequence[int]
+
+
 class ExportGroups(Request[ExportedGroups]):
     """Describe the groups of the rank, for a fresh rank."""
 

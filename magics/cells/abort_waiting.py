@@ -39,9 +39,11 @@ def stuck_on(
     `failed` are the ranks on which the cell has raised, `running` those on
     which it still runs. A rank counts as waiting once its oldest op is older
     than `grace` seconds, and an op that all failed ranks of the group had
-    entered is not stuck: it will complete.
+    entered is not stuck: it will complete. A failed rank that has not made the
+    group, or has left it, enters none of its ops.
     """
     found = []
+    raised = {one.rank for one in status.ranks if one.alive}.intersection(failed)
     for group, views in _groups(status):
         waiting: dict[int, tuple[OpStatus, int]] = {}
         for rank in sorted(set(running) & views.keys()):
@@ -50,7 +52,7 @@ def stuck_on(
                 continue
             if op.elapsed is None or op.elapsed < grace:
                 continue
-            absent = _absent(op, views, failed)
+            absent = _absent(op, group, views, raised)
             if absent is not None:
                 waiting[rank] = (op, absent)
         if waiting:
@@ -60,16 +62,19 @@ def stuck_on(
 
 
 def _absent(
-    op: OpStatus, views: dict[int, GroupStatus], failed: Collection[int]
+    op: OpStatus,
+    group: GroupKey,
+    views: dict[int, GroupStatus],
+    failed: Collection[int],
 ) -> int | None:
     """Return the failed rank that `op` waits for, if there is one."""
-    for rank in sorted(set(failed) & views.keys()):
+    for rank in sorted(set(failed).intersection(group.ranks)):
         if op.op in _P2P:
             # A rank of the group, not of the world.
-            if op.peer is None or views[rank].ranks.index(rank) == op.peer:
+            if op.peer is None or group.ranks.index(rank) == op.peer:
                 return rank
             continue
-        last = views[rank].enqueued
+        last = views[rank].enqueued if rank in views else None
         if last is None or last.op in _P2P or last.seq is None or op.seq is None:
             return rank
         if last.seq < op.seq:

@@ -70,6 +70,22 @@ class CellMonitor:
                 f"{name_ranks(stuck.ranks)} in {name_op(stuck.op)}, which rank "
                 f"{stuck.absent} will not join: group {stuck.group.name!r} aborted"
             )
+        joining = [
+            one.rank
+            for one in status.ranks
+            if one.rank in running
+            and one.joining_for is not None
+            and one.joining_for >= GRACE / 2
+        ]
+        if joining:
+            # Others may have raised because their op was aborted.
+            first = [r for r, error in failures.items() if not error.is_abort_echo]
+            absent = min(first or failures)
+            self._cluster.end_init(joining, _cause(failures, absent), [absent])
+            self._notify(
+                f"{name_ranks(joining)} in init_process_group, which rank {absent} "
+                "will not join: ended"
+            )
 
     def stop(self, reason: str) -> None:
         """Abort what is in flight and interrupt the ranks that still run.

@@ -252,6 +252,48 @@ def test_ranks_that_wait_for_one_that_raised_are_released(notebook: Notebook) ->
     assert reason in str(seen.error.errors[0].evalue)
 
 
+@pytest.mark.parametrize("absent", [0, 3])
+def test_ranks_that_wait_for_one_that_never_joins_are_released(
+    notebook: Notebook, absent: int
+) -> None:
+    """Its group is not made there; of the default group not even the store may be."""
+    first = notebook.number
+    seen = notebook(
+        "%%distributed",
+        f"if rank == {absent}:",
+        "    raise ValueError('boom')",
+        "dist.barrier(group=dist.new_group([0, 3]))",
+    )
+    assert isinstance(seen.error, CellError)
+    name = "ranks 0,3"
+    assert f"which rank {absent} will not join: group '{name}' aborted" in seen.err
+    assert "aborting group" not in seen.err
+
+    notebook("%%distributed", "dist.destroy_process_group()")
+    number = notebook.number
+    seen = notebook(
+        "%%distributed",
+        f"if rank == {absent}:",
+        "    raise ValueError('boom')",
+        "dist.init_process_group()",
+    )
+    assert isinstance(seen.error, CellError)
+    assert seen.error.errors.keys() == {0, 1, 2, 3}
+    ended = seen.error.errors[1]
+    assert (ended.ename, ended.op, ended.culprits) == (
+        "DistAbortedError",
+        "init_process_group",
+        (absent,),
+    )
+    assert ended.evalue == (
+        f"init_process_group: rank {absent} raised ValueError at cell {number} line 3, "
+        "and will not come"
+    )
+    assert first < number
+    again = notebook("%%distributed", "dist.init_process_group()", "dist.barrier()")
+    assert again.error is None
+
+
 # -- endings ---------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +25,12 @@ def test_a_cell_that_hangs_has_one_output_until_the_verdict_changes(
     )
     session = Session()
     session._board = board
+    began = time.monotonic()
     _, (verdict,) = simulated.hang(4, 2)
 
     def told(*verdicts: Any) -> str | None:
         session._tell(verdicts)
-        found = session.hang([0, 1, 2, 3])
+        found = session.hang([0, 1, 2, 3], began)
         if found is None:
             return None
         # Where there are no widgets, as in jupyter console, nothing else ends it.
@@ -44,3 +46,5 @@ def test_a_cell_that_hangs_has_one_output_until_the_verdict_changes(
     assert told(verdict) == first
     assert told() is None
     assert told(verdict) == first.replace("12:00:00", "12:00:05")
+    # It is why that cell hung, and not the next one.
+    assert session.hang([0, 1, 2, 3], time.monotonic()) is None

@@ -640,7 +640,8 @@ def test_groups_of_one_name_are_told_apart_by_their_ranks(
     with pytest.raises(ValueError, match="2 groups called 'pair'"):
         world.rebuild("pair")
     assert world.get_group(first.key.id) is first
-    assert world.abort([first.key.id], "test") == ["pair"]
+    # The second is a group of ranks that this one is not in, or has not made.
+    assert world.abort([first.key.id, "other/12345678"], "test") == ["pair"]
     assert (first.aborted is None, second.aborted is None) == (False, True)
     assert world.rebuild(first.key.id) == ["pair"]
     assert (first.generation, second.generation) == (1, 0)

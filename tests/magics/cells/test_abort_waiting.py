@@ -54,6 +54,14 @@ def test_a_rank_that_never_issued_anything_is_missed_too() -> None:
     assert stuck(*ranks, failed={2}, running={0}) == [("default", (0,), 2)]
 
 
+def test_a_rank_that_raised_before_it_made_the_group_enters_none_of_its_ops() -> None:
+    tp = waiting(seq=1, name="tp", ranks=(0, 2))
+    assert stuck(rank(0, tp), rank(2), failed={2}, running={0}) == [("tp", (0,), 2)]
+    # Its death ends the group.
+    dead = rank(2, state="dead")
+    assert stuck(rank(0, tp), dead, failed={2}, running={0}) == []
+
+
 def test_a_group_without_the_failed_rank_goes_on() -> None:
     tp = waiting(name="tp", ranks=(0, 1))
     ranks = [rank(0, group(), tp), rank(1, group(), tp), rank(2, group())]

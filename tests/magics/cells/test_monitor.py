@@ -53,6 +53,11 @@ class Told:
         self.calls += [("abort", group.name, reason) for group in groups]
         self.told_why += verdicts
 
+    def end_init(
+        self, ranks: Sequence[int], reason: str, culprits: Sequence[int]
+    ) -> None:
+        self.calls.append(("end_init", tuple(ranks), reason, tuple(culprits)))
+
     def rebuild(self, group: GroupKey) -> None:
         self.calls.append(("rebuild", group.name))
 
@@ -117,6 +122,19 @@ def test_ranks_that_wait_for_one_that_raised_are_let_go_with_the_reason() -> Non
     assert lines.said == [
         "ranks 0–1 in all_reduce #15 at cell 7 line 5, which rank 2 will not join: "
         "group 'default' aborted"
+    ]
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_ranks_that_meet_in_init_are_let_go_with_the_first_cause() -> None:
+    told, monitor, lines = supervised(
+        cluster(rank(0), rank(1, joining_for=3.0), rank(2, joining_for=2.0))
+    )
+    monitor.tick({0: failed(0, "DistAbortedError"), 3: failed(3)})
+    reason = "rank 3 raised ValueError at cell 7 line 3"
+    assert told.calls == [("end_init", (1, 2), reason, (3,))]
+    assert lines.said == [
+        "ranks 1–2 in init_process_group, which rank 3 will not join: ended"
     ]
 
 
