@@ -24,9 +24,9 @@ __all__ = [
     "abort",
     "aborted_error",
     "before_abort",
-    "check",
     "describe",
     "identity",
+    "refusal",
 ]
 
 _log = logging.getLogger(__name__)
@@ -95,14 +95,11 @@ def abort(
     return True
 
 
-def check(group: Any, op: str) -> None:
-    """Raise `DistAbortedError` where `group` is aborted, before `op` is issued."""
-    made = made_of(group)
-    made.used = True
-    if made.aborted is not None:
-        frames = calling_frames()
-        line = recorder.name_source(frames[0]) if frames else ""
-        raise aborted_error(group, made, op, source=line)
+def refusal(group: Any, made: Made, op: str) -> DistAbortedError:
+    """Return the error of a call that would issue `op` in the aborted `group`."""
+    frames = calling_frames()
+    line = recorder.name_source(frames[0]) if frames else ""
+    return aborted_error(group, made, op, source=line)
 
 
 def aborted_error(

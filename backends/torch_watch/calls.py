@@ -8,20 +8,23 @@ and the sends and receives over gloo, which torch does not record at all.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..work.flight_recorder import recorder
 from ..work.op_type import OpType
 from ..work.record_fields import Frame, Splits
 from ..work.unwaited import unwaited
-from .frames import calling_frames
+from ..work.user_code import Place, frame_at
+from .aborting import refusal
+from .creation import Made, made_of
+from .frames import calling_frames, user_places
 from .patching import replace
 from .private.groups import Names
 
@@ -76,40 +79,100 @@ _AT_ONCE = 100_000
 _KEPT = 4096
 
 
-@dataclass(slots=True, eq=False)
+class _Read(NamedTuple):
+    """What the options of an op say: its root, or other side, and its reduce op."""
+
+    root: int | None
+    reduce_op: str | None
+
+
+class _Group:
+    """What the calls of one group share."""
+
+    def __init__(self, made: Made, backends: Mapping[str, str]) -> None:
+        self.made = made
+        #: Name of its backend by type of device.
+        self.backends = backends
+        several = len(set(backends.values())) > 1
+        #: Its only backend; ``None`` where it has several.
+        self.backend = None if several else next(iter(backends.values()), "")
+        #: How many sends and receives, and how many monitored barriers, it has issued.
+        self.p2p = self.barriers = 0
+
+
 class Call:
     """One call of a group's method. Times are ``time.time_ns``; 0: not yet."""
 
-    group: Any
-    op_type: OpType
-    thread: int = field(default_factory=threading.get_ident)
-    #: As of a `Record`.
-    frames: tuple[Frame, ...] = ()
-    backend: str = ""
-    #: Shapes and torch's dtypes of the inputs, then of the outputs.
-    sizes: list[list[int]] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-    #: The root, or the other side of a send or recv: a rank in the group.
-    peer: int | None = None
-    reduce_op: str | None = None
+    # What most calls do not have stands in the class: each field that is set costs.
+    #: Where the user's line is, and those that led to it.
+    places: Sequence[Place] = ()
+    #: In their place where this thread has no line of the user's; as of a `Record`.
+    other_frames: tuple[Frame, ...] = ()
+    backend = ""
+    #: Of the inputs, then of the outputs: the lengths of the lists around it, shape and
+    #: dtype of the first array.
+    arrays: Sequence[tuple[Sequence[int], Sequence[int], Any]] = ()
     tag: int | None = None
     splits: Splits | None = None
-    collective_seq_id: int = 0
-    p2p_seq_id: int = 0
+    collective_seq_id = 0
+    p2p_seq_id = 0
     #: The place among the collectives that torch does not count.
-    uncounted: int = 0
-    began_ns: int = 0
-    returned_ns: int = 0
-    ended_ns: int = 0
+    uncounted = 0
+    began_ns = 0
+    returned_ns = 0
+    ended_ns = 0
     #: When a thread began to wait for the op, which was in flight; ``None``: that is
     #: not seen, and `ended_ns` is only when somebody looked.
     waited_ns: int | None = None
     error: str | None = None
     work: weakref.ref[Any] | None = None
     #: Whether the op was over when the first thread came to wait for it.
-    was_over: bool = False
+    was_over = False
     #: Whether Python code waited for the op, looked at it, or took its future.
-    waited: bool = False
+    waited = False
+    #: What torch got beside the arrays, which takes longer to read than all else here:
+    #: read when somebody asks.
+    options: _Read | Sequence[Any] = ()
+
+    def __init__(self, group: Any, op_type: OpType, thread: int | None = None) -> None:
+        self.group = group
+        self.op_type = op_type
+        self.thread = thread or threading.get_ident()
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """As of a `Record`."""
+        return tuple(frame_at(*one) for one in self.places) or self.other_frames
+
+    @property
+    def sizes(self) -> list[list[int]]:
+        """Shapes of the inputs, then of the outputs; a list is one stacked array."""
+        return [[*around, *shape] for around, shape, _ in self.arrays]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Names of torch's dtypes of the inputs, then of the outputs."""
+        return [str(dtype).removeprefix("torch.") for *_, dtype in self.arrays]
+
+    @property
+    def peer(self) -> int | None:
+        """The root, or the other side of a send or recv: a rank in the group."""
+        return self._read_options().root
+
+    @peer.setter
+    def peer(self, peer: int | None) -> None:
+        self.options = _Read(peer, None)
+
+    @property
+    def reduce_op(self) -> str | None:
+        return self._read_options().reduce_op
+
+    def _read_options(self) -> _Read:
+        options = self.options
+        if not isinstance(options, _Read):
+            # Two threads may do so at once: they read the same.
+            options = self.options = _read(options)
+        return options
 
     @property
     def seq(self) -> int:
@@ -138,8 +201,6 @@ class CallLog:
     """The calls of this process, from `install` on."""
 
     def __init__(self, names: Names) -> None:
-        #: Each is called as ``guard(group, op)`` before a call; it may raise.
-        self.guards: list[Callable[[Any, str], None]] = []
         #: Each is called as ``listener(group, error)`` with an error that ends an op,
         #: before it is raised.
         self.on_error: list[Callable[[Any, BaseException], None]] = []
@@ -147,15 +208,13 @@ class CallLog:
         self.changed = False
         self._names = names
         self._new: deque[Call] = deque(maxlen=_KEPT)
-        self._of_work: dict[int, Call] = {}
-        self._backends: weakref.WeakKeyDictionary[Any, dict[str, str]] = (
+        # By weak references that drop the entry without a call of Python code.
+        self._of_work: dict[weakref.ref[Any], Call] = {}
+        self._of_group: weakref.WeakKeyDictionary[Any, _Group] = (
             weakref.WeakKeyDictionary()
         )
-        self._p2p: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        #: The number of monitored barriers.
-        self._barriers: weakref.WeakKeyDictionary[Any, int] = (
-            weakref.WeakKeyDictionary()
-        )
+        # In it torch makes the options of an op anew for each.
+        self._makes_options = names.c10d.__file__
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -183,24 +242,25 @@ class CallLog:
     # -- the wrappers --------------------------------------------------------
 
     def _wrap(self, original: Any, op_type: OpType, arrays: int) -> Any:
+        begin, returned = self._begin, self._returned
+
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
-            for guard in self.guards:
-                guard(group, op_type.value)
-            call = self._begin(group, op_type, arrays, [*args, *kwargs.values()])
+            given = (*args, *kwargs.values()) if kwargs else args
+            call = begin(group, op_type, given[:arrays], given[arrays:])
             try:
                 work = original(group, *args, **kwargs)
             except BaseException as error:
                 self._fail(call, error)
                 raise
             call.returned_ns = time.time_ns()
-            self._returned(call, work)
+            returned(call, work)
             return work
 
         return method
 
     def _wrap_wait(self, original: Any) -> Any:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            call = self._of_work.get(id(work))
+            call = self._of_work.get(weakref.ref(work))
             if call is None:
                 return original(work, *args, **kwargs)
             looked, call.waited = call.waited, True
@@ -225,7 +285,7 @@ class CallLog:
 
     def _wrap_look(self, original: Any) -> Any:
         def look(work: Any, *args: Any, **kwargs: Any) -> Any:
-            call = self._of_work.get(id(work))
+            call = self._of_work.get(weakref.ref(work))
             if call is not None:
                 call.waited = True
             return original(work, *args, **kwargs)
@@ -233,38 +293,48 @@ class CallLog:
         return look
 
     def _begin(
-        self, group: Any, op_type: OpType, arrays: int, arguments: Sequence[Any]
+        self, group: Any, op_type: OpType, arrays: Sequence[Any], rest: Sequence[Any]
     ) -> Call:
+        known = self._of_group.get(group)
+        if known is None:
+            known = _Group(made_of(group), self._names.config(group))
+            self._of_group[group] = known
+        made = known.made
+        made.used = True
+        if made.aborted is not None:
+            raise refusal(group, made, op_type.value)
         call = Call(group, op_type)
-        call.frames = calling_frames()
-        device = _note_arrays(call, arguments[:arrays])
-        rest = arguments[arrays:]
+        caller = sys._getframe(2)
+        call.places = user_places(caller)
+        if not call.places:
+            call.other_frames = calling_frames()
+        call.arrays = _note_arrays(arrays)
         if op_type.is_p2p:
             numbers = [one for one in rest if isinstance(one, int)]
             call.tag = numbers[-1] if numbers else None
             # `recv_anysource` has a tag alone.
             call.peer = numbers[0] if len(numbers) > 1 else None
-            call.p2p_seq_id = self._p2p[group] = self._p2p.get(group, 0) + 1
+            call.p2p_seq_id = known.p2p = known.p2p + 1
         else:
-            _note_options(call, rest)
+            if op_type is OpType.ALL_TO_ALL_SINGLE and len(rest) > 1:
+                # A list is empty where all parts are of one size.
+                call.splits = list(rest[0] or ()), list(rest[1] or ())
+            # Others may use their options again, with another value.
+            fresh = caller.f_code.co_filename == self._makes_options
+            call.options = rest if fresh else _read(rest)
         if op_type is OpType.MONITORED_BARRIER:
             # Torch does not count it: it has the number of the collective before it.
             call.collective_seq_id = self._names.issued(group) or 0
-            call.uncounted = self._barriers[group] = self._barriers.get(group, 0) + 1
-        call.backend = self._backend(group, device)
+            call.uncounted = known.barriers = known.barriers + 1
+        backend = known.backend
+        if backend is None:
+            # A barrier has no tensors.
+            backend = known.backends.get(_device(arrays), "")
+        call.backend = backend
         call.began_ns = time.time_ns()
         self._new.append(call)
         self._tell()
         return call
-
-    def _backend(self, group: Any, device: str) -> str:
-        known = self._backends.get(group)
-        if known is None:
-            known = self._backends[group] = self._names.config(group)
-        if device in known:
-            return known[device]
-        # A barrier has no tensors.
-        return next(iter(known.values())) if len(set(known.values())) == 1 else ""
 
     def _returned(self, call: Call, work: Any) -> None:
         if work is None:
@@ -274,13 +344,8 @@ class CallLog:
             return
         if not call.is_p2p:
             call.collective_seq_id = self._names.issued(call.group) or 0
-        number = id(work)
-
-        def forget(_: weakref.ref[Any]) -> None:
-            self._of_work.pop(number, None)
-
-        call.work = weakref.ref(work, forget)
-        self._of_work[number] = call
+        call.work = weakref.ref(work, self._of_work.pop)
+        self._of_work[call.work] = call
         # Those of NCCL's batches have one Work more, which the caller waits for; a Work
         # of another class has methods of its own.
         batched = call.is_p2p and call.backend not in _BLOCKING
@@ -315,42 +380,43 @@ def _is_completed(work: Any) -> bool:
     return bool(getattr(method, "__wrapped__", method)(work))
 
 
-def _note_arrays(call: Call, arguments: Sequence[Any]) -> str:
-    """Note shapes and dtypes, of a list as one stacked array; return the device.
-
-    The outputs are the first argument of torch's methods, here they come last.
-    """
-    device = ""
+def _note_arrays(arguments: Sequence[Any]) -> list[tuple[Sequence[int], Any, Any]]:
+    """Return `Call.arrays`; the outputs are the first argument of torch's methods."""
+    noted = []
     for argument in reversed(arguments):
-        first, stacked = argument, []
-        while isinstance(first, (list, tuple)):
-            if not first:
-                break
-            stacked.append(len(first))
+        # The outer list has one element for each device, which is always one.
+        is_single = type(argument) in (list, tuple) and len(argument) == 1
+        first = argument[0] if is_single else argument
+        around: Sequence[int] = ()
+        while isinstance(first, (list, tuple)) and first:
+            around = (*around, len(first))
             first = first[0]
         shape = getattr(first, "shape", None)
-        if shape is None:
-            continue
-        # The outer list has one element for each device, which is always one.
-        if isinstance(argument, (list, tuple)) and stacked[0] == 1:
-            stacked = stacked[1:]
-        call.sizes.append([*stacked, *shape])
-        call.dtypes.append(str(first.dtype).removeprefix("torch."))
-        device = first.device.type
-    return device
+        if shape is not None:
+            noted.append((around, shape, first.dtype))
+    return noted
 
 
-def _note_options(call: Call, rest: Sequence[Any]) -> None:
-    """Note root, reduce op and splits, from torch's options or from bare arguments."""
-    if call.op_type is OpType.ALL_TO_ALL_SINGLE and len(rest) > 1:
-        # A list is empty where all parts are of one size.
-        call.splits = list(rest[0] or ()), list(rest[1] or ())
-    for one in rest:
+def _device(arguments: Sequence[Any]) -> str:
+    """Return the type of device of the arrays."""
+    for first in arguments:
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if hasattr(first, "device"):
+            return str(first.device.type)
+    return ""
+
+
+def _read(options: Sequence[Any]) -> _Read:
+    """Read root and reduce op, from torch's options or from bare arguments."""
+    root = name = None
+    for one in options:
         # A bare number is the root: no other op of torch takes one.
-        root = one if type(one) is int else getattr(one, "rootRank", None)
-        if root is not None:
-            call.peer = int(root)
+        number = one if type(one) is int else getattr(one, "rootRank", None)
+        if number is not None:
+            root = int(number)
         reduce_op = getattr(one, "reduceOp", one)
         reduce_op = getattr(reduce_op, "op", reduce_op)
         if type(reduce_op).__name__ == "RedOpType":
-            call.reduce_op = reduce_op.name.lower()
+            name = reduce_op.name.lower()
+    return _Read(root, name)

@@ -11,10 +11,10 @@ from types import FrameType
 from typing import Any
 
 from ..work.record_fields import Frame
-from ..work.user_code import frame_of, is_installed, users_frame
+from ..work.user_code import Place, frame_at, frame_of, is_installed
 from .patching import replace
 
-__all__ = ["calling_frames", "note_submitters", "waiting_frames"]
+__all__ = ["calling_frames", "note_submitters", "user_places", "waiting_frames"]
 
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARY = "torch"
@@ -22,6 +22,9 @@ _LIBRARY = "torch"
 _WRAPPERS = ("contextlib", "functools", "typing_extensions")
 #: Callers of the user's function that are noted.
 _CALLERS = 3
+#: File → whether its code is not the user's. A name such as <string> may be that of
+#: several pieces of code.
+_foreign: dict[str, bool] = {}
 #: Thread → the user's line that gave it what it runs for torch, and its callers.
 _submitters: dict[int, tuple[Frame, ...]] = {}
 
@@ -111,25 +114,35 @@ def _first_outside(frame: FrameType | None, thread: int | None) -> tuple[Frame, 
 
 def _users(frame: FrameType | None) -> tuple[Frame, ...]:
     """Return the user's innermost call, and its callers; nothing without one."""
-    # Torch's own by the name of the module, as what it compiles has no file.
-    while frame is not None and (
-        _package_of(frame) in (_PACKAGE, _LIBRARY, *_WRAPPERS)
-        or is_installed(frame.f_code.co_filename)
-    ):
+    return tuple(frame_at(*place) for place in user_places(frame))
+
+
+def user_places(frame: FrameType | None) -> list[Place]:
+    """Return what `_users` does, without the lines: a search of one takes long."""
+    found: list[Place] = []
+    known = _foreign
+    while frame is not None:
+        code = frame.f_code
+        foreign = known.get(code.co_filename)
+        if foreign is None:
+            foreign = _is_foreign(frame)
+        if not foreign:
+            found.append((code, frame.f_lasti))
+            if len(found) > _CALLERS or code.co_name == "<module>":
+                break
         frame = frame.f_back
-    return () if frame is None else (frame_of(frame), *_callers(frame))
-
-
-def _callers(frame: FrameType) -> list[Frame]:
-    """Return the user's own lines that led to the function of `frame`."""
-    found: list[Frame] = []
-    while len(found) < _CALLERS and frame.f_code.co_name != "<module>":
-        outer = users_frame(frame.f_back)
-        if outer is None:
-            break
-        found.append(frame_of(outer))
-        frame = outer
     return found
+
+
+def _is_foreign(frame: FrameType) -> bool:
+    """Return whether the code of `frame` is Rankscope's, torch's or a library's."""
+    file = frame.f_code.co_filename
+    # Torch's own by the name of the module, as what it compiles has no file.
+    ours = _package_of(frame) in (_PACKAGE, _LIBRARY, *_WRAPPERS)
+    foreign = ours or is_installed(file)
+    if not file.startswith("<"):
+        _foreign[file] = foreign
+    return foreign
 
 
 def _package_of(frame: FrameType) -> str:

@@ -95,12 +95,14 @@ def replace(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
     original = getattr(owner, name, None)
     if original is None:
         return lambda: None
+    # As it stands in the class: what pybind11 looks up there is no method any more.
+    kept = vars(owner).get(name, original)
     wrapped = functools.wraps(original)(wrapper(original))
     setattr(owner, name, wrapped)
 
     def undo() -> None:
         # Whoever replaced it later, calls it.
         if getattr(owner, name) is wrapped:
-            setattr(owner, name, original)
+            setattr(owner, name, kept)
 
     return undo

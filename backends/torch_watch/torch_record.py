@@ -117,7 +117,7 @@ class TorchRecord(OpEntry):
         self.message: int | None = None
         self.splits: Splits | None = None
         self.timeout = 0.0
-        self.frames: tuple[Frame, ...] = ()
+        self._frames: tuple[Frame, ...] = ()
         self.thread: int | None = None
         self.state = "scheduled"
         self.created_ns = self.started_ns = self.ended_ns = 0
@@ -164,7 +164,6 @@ class TorchRecord(OpEntry):
         """Take from `call` what torch's entry lacks."""
         self.call = call
         self.op_type = call.op_type
-        self.frames = call.frames
         self.peer = call.peer
         self.reduce_op = call.reduce_op
         self.tag, self.splits = call.tag, call.splits
@@ -183,6 +182,17 @@ class TorchRecord(OpEntry):
         self.state = "started"
         self.thread = call.thread
         self.timeout = timeout
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """The user's line, and those that called its function."""
+        if not self._frames and self.call is not None:
+            self._frames = self.call.frames
+        return self._frames
+
+    @frames.setter
+    def frames(self, frames: tuple[Frame, ...]) -> None:
+        self._frames = frames
 
     @property
     def since(self) -> float:

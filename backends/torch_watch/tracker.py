@@ -327,7 +327,7 @@ class Tracker:
         """Look up the user's line of ops that wait, and that no Python call issued."""
         for record in self._open.values():
             age = (now_ns - record.created_ns) / 1e9
-            if not record.frames and age > FRAME_AFTER:
+            if age > FRAME_AFTER and not record.frames:
                 record.frames = waiting_frames(record.thread)
 
 

@@ -20,7 +20,7 @@ from ..observe.joint_ops import slim
 from ..thread_start import start_thread
 from ..work.flight_recorder import recorder
 from ..work.user_code import frame_of, users_frame
-from . import aborting, creation
+from . import creation
 from .calls import CallLog
 from .errors import install_excepthook, on_broken
 from .frames import note_submitters
@@ -143,7 +143,6 @@ class TorchWatch:
             os.environ[RECORDER_SIZE[1]] = str(ENTRIES)
         self.calls = CallLog(names)
         self.calls.install()
-        self.calls.guards.append(aborting.check)
         self.calls.on_error = self.on_error
         self.on_error.insert(0, note_failed_call)
         on_broken.append(self._note_broken)

@@ -14,14 +14,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, length_hint
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from .op_type import OpType, payload
 from .record_fields import Course, Frame, Splits, record_fields
 from .reduce_op import ReduceOp
 from .state import COMPLETED, SCHEDULED
-from .user_code import is_ours, users_frame
+from .user_code import Place, frame_at, is_ours, users_frame
 from .work import Work
 
 __all__ = [
@@ -38,9 +37,6 @@ __all__ = [
     "user_frames",
 ]
 
-#: Code, and the offset of the instruction in it that runs.
-Place = tuple[CodeType, int]
-
 #: How many arrays of an op have their size in a status message.
 SIZES_SHOWN = 4
 
@@ -50,7 +46,7 @@ KINDS = 64
 
 def user_frame() -> Frame:
     """Return (file, line, function) of the innermost frame of the user's own code."""
-    return _frame_at(*_user_places(2)[0])
+    return frame_at(*_user_places(2)[0])
 
 
 def user_frames() -> tuple[Frame, ...]:
@@ -59,7 +55,7 @@ def user_frames() -> tuple[Frame, ...]:
     It is outside of this package and of libraries; where there is none, the innermost
     one outside of this package.
     """
-    return tuple(_frame_at(*place) for place in _user_places(2))
+    return tuple(frame_at(*place) for place in _user_places(2))
 
 
 def _user_places(depth: int) -> tuple[Place, ...]:
@@ -79,12 +75,6 @@ def _user_places(depth: int) -> tuple[Place, ...]:
     # One caller, no more: each costs a third of a microsecond.
     outer = None if code.co_name == "<module>" else users_frame(frame.f_back)
     return (here,) if outer is None else (here, (outer.f_code, outer.f_lasti))
-
-
-def _frame_at(code: CodeType, offset: int) -> Frame:
-    """Return the frame that runs the instruction of `code` at `offset`."""
-    lines = (line for begin, end, line in code.co_lines() if begin <= offset < end)
-    return code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name
 
 
 def frames_inside() -> int:
@@ -294,7 +284,7 @@ class Record(OpEntry):
     def frames(self) -> tuple[Frame, ...]:  # type: ignore[override]
         """The user's line, and those that called its function."""
         if not self._frames:
-            self._frames = tuple(_frame_at(*place) for place in self.places)
+            self._frames = tuple(frame_at(*place) for place in self.places)
         return self._frames
 
     @property

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from types import FrameType
+from types import CodeType, FrameType
 
 from .record_fields import Frame
 
-__all__ = ["frame_of", "is_installed", "is_ours", "users_frame"]
+__all__ = ["Place", "frame_at", "frame_of", "is_installed", "is_ours", "users_frame"]
+
+#: Code, and the offset of the instruction in it that runs.
+Place = tuple[CodeType, int]
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
@@ -45,6 +48,12 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def frame_at(code: CodeType, offset: int) -> Frame:
+    """Return the frame that runs the instruction of `code` at `offset`."""
+    lines = (line for begin, end, line in code.co_lines() if begin <= offset < end)
+    return code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name
 
 
 def frame_of(frame: FrameType) -> Frame:

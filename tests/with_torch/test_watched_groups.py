@@ -54,6 +54,49 @@ def test_an_op_in_flight_shows_its_line_and_how_long_it_runs(ranks: Ranks) -> No
     until(lambda: ranks.groups(0)["default_pg"].oldest is None)
 
 
+REUSED = """
+group, options = dist.distributed_c10d._get_default_group(), dist.AllreduceOptions()
+for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+    options.reduceOp = op
+    group.allreduce([x], options).wait()
+dist.reduce(x, 1, op=dist.ReduceOp.PRODUCT)
+dist.all_gather([torch.ones(2, 2), torch.ones(2, 2)], torch.ones(2, 2))
+outer = dist.all_reduce
+def inner():
+    outer(x)
+inner()
+"""
+
+
+def test_each_call_is_told_as_it_was_made(ranks: Ranks) -> None:
+    ranks.run(REUSED)
+    until(partial(is_completed, ranks, 0, 5))
+    records = ranks.ask(0, "local_dump()")["records"]
+    told = [(one["op"], one["reduce_op"], one["peer"]) for one in records]
+    assert told == [
+        ("all_reduce", "max", None),
+        ("all_reduce", "min", None),
+        ("reduce", "product", 1),
+        ("all_gather", None, None),
+        ("all_reduce", "sum", None),
+    ]
+    assert records[3]["sizes"] == [[2, 2], [2, 2, 2]]
+    lines = [
+        [place["line"] for place in (one["frame"], *one["callers"])] for one in records
+    ]
+    assert lines == [[5], [5], [6], [7], [10, 11]]
+
+
+def test_torch_has_its_own_methods_after_the_watch(ranks: Ranks) -> None:
+    ranks.run(
+        "calls = watch().calls\n"
+        "calls.remove()\n"
+        "dist.all_reduce(x)\n"
+        "calls.install()\n"
+        "dist.all_reduce(x)\n"
+    )
+
+
 STEP = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 from rankscope.backends.torch_watch.errors import explain
