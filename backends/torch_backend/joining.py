@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import DistBackendError, DistStoreTimeoutError
+from ..groups.generation import Generation
 from ..groups.key import GroupKey
 from ..groups.launched import FRESH, LaunchedStore
 from ..groups.process_group import ProcessGroup
@@ -26,20 +27,18 @@ from ..stores.base import Store
 from ..stores.prefix import PrefixStore
 from ..work.flight_recorder import Record
 from ..work.hooks import add_op_hook
-from . import private, stale
 
 __all__ = [
     "adopt",
-    "await_rejoin",
+    "await_key",
     "begin",
-    "end_rejoin",
     "joining",
     "require_members",
     "require_rejoined",
 ]
 
 
-# Seconds between two looks whether a fresh rank has died again.
+# Seconds between two looks whether a rank has died.
 _LOOK = 0.25
 
 
@@ -50,14 +49,10 @@ class Joining:
     """
 
     def __init__(self, rank: int, *, in_cells: bool) -> None:
+        self.in_cells = in_cells
         self._rank = rank
         self._rejoins = False
-        self._undo: list[Callable[[], None]] = []
-        if not in_cells:
-            self._undo += [
-                add_op_hook(pre=self._refuse).remove,
-                private.skip_init_sync(lambda: True, stale.refuse_model),
-            ]
+        self._refusal = None if in_cells else add_op_hook(pre=self._refuse)
 
     def _refuse(self, record: Record) -> None:
         if not self._rejoins:
@@ -90,8 +85,8 @@ class Joining:
     def forget(self) -> None:
         """Let all ops pass: this process has no groups any more."""
         global _joining
-        for undo in self._undo:
-            undo()
+        if self._refusal is not None:
+            self._refusal.remove()
         _joining = None
 
 
@@ -113,40 +108,10 @@ def joining() -> Joining | None:
 _joining: Joining | None = None
 
 
-# -- the others, while it joins ----------------------------------------------------
-
-
-def await_rejoin() -> None:
-    """Have DDP issue no op in its constructor where a fresh rank is to `rejoin`.
-
-    The death may have ended the constructor: it is called again here, while the fresh
-    rank issues no op before `rejoin`.
-    """
-    end_rejoin()
-    if _joining is None and _fresh_ranks():
-        _undo.append(private.skip_init_sync(_is_to_rejoin, stale.refuse_model))
-
-
-def end_rejoin() -> None:
-    """Have DDP issue its ops: the ranks have rejoined, or another round begins."""
-    while _undo:
-        _undo.pop()()
-
-
-_undo: list[Callable[[], None]] = []
-
-
 def _fresh_ranks() -> list[int]:
     store = world.store
     arrivals = store.arrivals if isinstance(store, LaunchedStore) else {}
     return [rank for rank, one in arrivals.items() if one["way"] == FRESH]
-
-
-def _is_to_rejoin() -> bool:
-    """Wait until the fresh ranks go on; return whether one of them does by `rejoin`."""
-    group = world.get_group()
-    op = "the constructor of DistributedDataParallel"
-    return any(_await_told(rank, group, op)["joins"] for rank in _fresh_ranks())
 
 
 # -- its groups ------------------------------------------------------------------
@@ -280,21 +245,37 @@ def _ids(arrival: dict[str, Any] | None) -> list[str]:
 def _await_told(rank: int, group: ProcessGroup, op: str) -> dict[str, Any]:
     """Return what a fresh rank tells once it goes on, as by `rejoin`."""
     assert world.store is not None
-    deadline = time.monotonic() + group.timeout
-    while (told := _heard(rank)) is None:
+    lacks = (
+        "was started again, and has not called rankscope.torch.rejoin(model, optimizer)"
+    )
+    told: dict[str, Any] = json.loads(
+        await_key(_told(world.store), rank, group.current, op, lacks)
+    )
+    return told
+
+
+def await_key(
+    store: Store, rank: int, generation: Generation, op: str, lacks: str
+) -> bytes:
+    """Return what `rank` sets in `store`, while the generation of a group goes on.
+
+    Raises `DistStoreTimeoutError` after the timeout of the group: what the rank
+    `lacks`, for which `op` waits.
+    """
+    timeout = generation.spec.timeout
+    deadline = time.monotonic() + timeout
+    while not store.check([str(rank)]):
         # It may have died meanwhile.
-        group.current.raise_if_aborted(None)
+        generation.raise_if_aborted(None)
         left = deadline - time.monotonic()
         try:
-            _told(world.store).wait([str(rank)], max(0.0, min(_LOOK, left)))
+            store.wait([str(rank)], max(0.0, min(_LOOK, left)))
         except DistStoreTimeoutError as error:
             if left > _LOOK:
                 continue
             raise DistStoreTimeoutError(
-                f"{op} in {group.describe()}: rank {rank} was started again, and has "
-                "not called rankscope.torch.rejoin(model, optimizer) within "
-                f"{group.timeout:g} s: the others call it after rebuild(), before "
-                "other ops",
+                f"{op} in {generation.spec.describe()}: rank {rank} {lacks} within "
+                f"{timeout:g} s: the ranks call it after rebuild(), before other ops",
                 culprits=[rank],
             ) from error
-    return told
+    return store.get(str(rank))

@@ -62,7 +62,9 @@ class Ops(GroupOps):
         self._opened: Any = threading.local()
         # The last generation in which all ranks were seen to have the group.
         self._complete = 0
-        #: What is from before the group was rebuilt, and is refused: see `stale`.
+        #: Whether the group was rebuilt, or lost ranks.
+        self.rebuilt = False
+        #: What is from before that, and is refused: see `stale`.
         self.stale: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Whether a module that is not among them has issued an op since.
         self.passes = False

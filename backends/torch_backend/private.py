@@ -6,7 +6,6 @@ without it.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import weakref
@@ -32,11 +31,13 @@ __all__ = [
     "bucket_changes",
     "c10d",
     "comm_hooks",
+    "constructor",
     "cpu_backend",
     "delayed_hook",
     "disable_dynamo",
     "graph_task",
     "groups_name",
+    "has_init_sync",
     "hooks_with_streams",
     "in_backward",
     "is_profiling",
@@ -51,7 +52,6 @@ __all__ = [
     "restore_local_tensors",
     "restore_precision",
     "run_allreduce_hook",
-    "skip_init_sync",
     "store_host",
     "store_port",
     "upcast_hook",
@@ -123,13 +123,22 @@ def disable_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+#: What makes a model of DDP. With ``init_sync=False`` it issues no op: there is no
+#: other way to do without them in a script that is not changed.
+constructor = DistributedDataParallel, "__init__"
+has_init_sync = "init_sync" in inspect.signature(DistributedDataParallel).parameters
+if not has_init_sync:
+    missing.append(
+        f"torch {torch.__version__} has no init_sync of DistributedDataParallel, "
+        "without which a rank that is started again cannot make such a model"
+    )
 #: The hook of DDP's mixed precision that reduces a bucket, as its owner and name.
 upcast_hook = mixed_precision_hooks, "_reducer_allreduce_and_upcast_hook"
 #: What that hook, and the one of an optimizer in the backward pass, wait for in C++.
 run_allreduce_hook = c10d.Reducer, "_run_allreduce_hook"
 #: The functions of DDP with events and streams, which torch lacks on CPUs.
 hooks_with_streams = (
-    (DistributedDataParallel, "__init__"),
+    constructor,
     (DistributedDataParallel, "_root_copy_hook"),
     (DistributedDataParallel, "_module_wait_for_copy_hook"),
     upcast_hook,
@@ -233,42 +242,6 @@ def renumber(group: c10d.ProcessGroup, ranks: Sequence[int]) -> None:
     c10d_module._world.pg_group_ranks[group] = {
         rank: place for place, rank in enumerate(ranks)
     }
-
-
-_HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel).parameters
-if not _HAS_INIT_SYNC:
-    missing.append(
-        f"torch {torch.__version__} has no init_sync of DistributedDataParallel, "
-        "without which a rank that is started again cannot make such a model"
-    )
-
-
-def skip_init_sync(
-    skips: Callable[[], bool], skipped: Callable[[Any], None]
-) -> Callable[[], None]:
-    """Have the constructor of DDP issue no op where ``skips()`` says so.
-
-    It calls ``skipped(model)`` then; until what is returned is called. There is no
-    other way to do without these ops in a script that is not changed.
-    """
-    construct = DistributedDataParallel.__init__
-    if not _HAS_INIT_SYNC:
-        return lambda: None
-
-    @functools.wraps(construct)
-    def without(self: Any, *arguments: Any, **options: Any) -> None:
-        if not options.get("init_sync", True) or not skips():
-            construct(self, *arguments, **options)
-            return
-        construct(self, *arguments, **{**options, "init_sync": False})
-        skipped(self)
-
-    DistributedDataParallel.__init__ = without
-
-    def restore() -> None:
-        DistributedDataParallel.__init__ = construct
-
-    return restore
 
 
 def replicas(model: torch.nn.Module) -> Iterator[Any]:

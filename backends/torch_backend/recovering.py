@@ -14,7 +14,7 @@ from ..groups.world import leave_to_rebuild, world
 from ..rank_sets import name_ranks
 from ..work.async_errors import acknowledge
 from . import meeting, private
-from .joining import await_rejoin, joining
+from .joining import joining
 
 __all__ = ["rebuild", "reconfigure", "shrink", "whole_groups"]
 
@@ -100,9 +100,7 @@ def _go_on(
         world.begin_round(store)
     members = groups[0].group.ranks
     has = world.export_groups()
-    lost = await_round(store, world.rank, members, timeout, has, goes_on=without_lost)
-    await_rejoin()
-    return lost
+    return await_round(store, world.rank, members, timeout, has, goes_on=without_lost)
 
 
 def shrink(

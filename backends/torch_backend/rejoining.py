@@ -14,7 +14,8 @@ import torch.distributed as td
 
 from . import hooks_on_cpu, optimizer_steps, private, sharded, stale
 from .agreement import Held, Hook, LostStateError, choose
-from .joining import end_rejoin, joining
+from .constructing import tell_rejoin
+from .joining import joining
 from .recovering import whole_groups
 
 __all__ = ["rejoin"]
@@ -58,12 +59,12 @@ def rejoin(
             "make it and the DistributedDataParallel anew, and load a checkpoint"
         )
     hooks_on_cpu.end_failed_passes(model)
+    tell_rejoin(groups, group.group.ranks)
     with (
         stale.accepting(),
         contextlib.nullcontext() if fresh is None else fresh.rejoining(),
     ):
         found = _agree(group, model, optimizer, step, load)
-    end_rejoin()
     stale.accept(groups, model, optimizer)
     return found
 

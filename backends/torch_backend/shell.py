@@ -24,6 +24,7 @@ from ..rank_sets import name_ranks
 from ..work.composite import completed_work
 from ..work.op_type import OpType
 from . import (
+    constructing,
     hooks_on_cpu,
     joining,
     meeting,
@@ -64,6 +65,7 @@ class _Shell(Ops):
         self._owns_world = False
         wait_for_batches()
         hooks_on_cpu.install()
+        constructing.install()  # around the constructor that the former replaces
         optimizer_steps.install()
         stale.install()
         if ranks:

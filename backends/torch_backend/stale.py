@@ -20,12 +20,20 @@ from ..errors import DistBackendError
 from ..work.flight_recorder import recorder
 from . import private, sharded
 
-__all__ = ["accept", "accepting", "install", "note", "refuse", "refuse_model"]
+__all__ = [
+    "accept",
+    "accepting",
+    "install",
+    "note",
+    "note_model",
+    "refuse",
+    "refuse_model",
+]
 
 #: One of the classes of `shell`, whose `group` is the Rankscope group.
 _Shell: TypeAlias = Any
 
-#: By the DDP model: the group, and its generation, of the first pass, or of `rejoin`;
+#: By the DDP model: the group, and its generation, of its constructor, or of `rejoin`;
 #: ``None``: it was made without the values of the other ranks.
 _used: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Of those that are in `rejoin`, whose ops are not refused.
@@ -61,9 +69,16 @@ def _check(model: Any) -> None:
     shell = private.cpu_backend(model.process_group)
     if not hasattr(shell, "of_rankscope"):
         return
+    # A copy of a model has had no constructor.
     now = _stamp(shell)
-    if _used.setdefault(model, now) != now and not _accepting:
-        raise _error("forward", shell, model)
+    made = _used.setdefault(model, now)
+    if made != now and not _accepting:
+        raise _error("forward", shell, model, _OLD if made else _WITHOUT_VALUES)
+
+
+def note_model(model: Any, shell: _Shell) -> None:
+    """Note a new DDP model, whose values are those of the other ranks."""
+    _used[model] = _stamp(shell)
 
 
 def refuse_model(model: Any) -> None:
@@ -87,7 +102,7 @@ def note(shell: _Shell) -> None:
         # Once for all groups of a rebuild, as no op is between them.
         found = weakref.WeakKeyDictionary(sharded.users())
         _found = recorder.count, found
-    shell.passes = False
+    shell.rebuilt, shell.passes = True, False
     shell.stale = weakref.WeakSet()
     for one, groups in found.items():
         if all(private.cpu_backend(group) is not shell for group in groups):
@@ -152,16 +167,25 @@ def _first_argument(frame: FrameType) -> Any:
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
 
-def _error(op: str, shell: _Shell, of: Any) -> DistBackendError:
+_OLD = (
+    "is from before the group was rebuilt, so ranks may be in different steps, and it "
+    "may have parts of a pass that failed"
+)
+_WITHOUT_VALUES = (
+    "was made without the values of the other ranks, which did not make one in the "
+    "same line"
+)
+
+
+def _error(op: str, shell: _Shell, of: Any, why: str = _OLD) -> DistBackendError:
     remedy = "make the model anew, and load a checkpoint"
     if not isinstance(shell, private.c10d.Backend) and not sharded.is_of(
         of, sharded.FSDP1
     ):
         remedy = f"call rankscope.torch.rejoin(model, optimizer) first, or {remedy}"
     return DistBackendError(
-        f"{op} in {shell.group.describe()}: a {type(of).__name__} is from before the "
-        "group was rebuilt, so ranks may be in different steps, and it may have parts "
-        f"of a pass that failed: on all ranks, {remedy}"
+        f"{op} in {shell.group.describe()}: a {type(of).__name__} {why}: on all ranks, "
+        f"{remedy}"
     )
 
 

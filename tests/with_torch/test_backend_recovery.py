@@ -248,6 +248,54 @@ def test_ranks_whose_buckets_differ_train_on(three: Ranks) -> None:
     three.run("rankscope.torch.rebuild()" + RECOVER)
 
 
+def test_ranks_with_ddps_constructor_behind_them_meet_no_op_of_it(
+    three: Ranks,
+) -> None:
+    """Its ops met those of `rejoin`, and of the constructor of another model."""
+    three.run("new = training.DistributedDataParallel(training.Net())")
+    three.run({2: "rankscope.torch.abort(reason='it was the last rank there')"})
+    three.run(
+        dedent(
+            """
+            from rankscope.backends.work.flight_recorder import recorder
+            rankscope.torch.rebuild()
+            makes = training.DistributedDataParallel
+            count = recorder.count
+            if rank == 1:
+                del new  # as if the abort had ended its constructor
+                new = makes(training.Net())
+            else:
+                error = raised(lambda: new(torch.ones(1, 16)))
+                assert "is from before the group was rebuilt" in str(error), error
+            if rank == 0:
+                other = makes(training.Net())
+            if rank != 0:  # the constructor of another model: of the next line
+                other = makes(training.Net())
+            assert recorder.count == count
+            for refused in ([new] if rank == 1 else []) + [other]:
+                error = raised(lambda: refused(torch.ones(1, 16)))
+                assert "was made without the values of the other" in str(error), error
+            with torch.no_grad():
+                next(new.parameters()).fill_(rank)
+            adam = training.adam(new)
+            assert rankscope.torch.rejoin(new, adam) == 0
+            assert next(new.parameters()).eq(0).all()
+            new.load_state_dict(makes(training.Net(), init_sync=False).state_dict())
+            training.do_step(new, adam, training.own(0))
+            assert training.difference(new.module, 1) <= 1e-6
+            # All construct another one: as ever, by ops.
+            count = recorder.count
+            another = makes(training.Net())
+            assert recorder.count > count
+            another(torch.ones(1, 16))
+            rankscope.torch.rejoin(other)
+            other(torch.ones(1, 16))
+            done = rankscope.torch.rejoin(model, optimizer)
+            """
+        )
+    )
+
+
 def test_rejoin_takes_the_state_of_the_rank_with_most_steps(three: Ranks) -> None:
     three.run(
         "before = done\n"
