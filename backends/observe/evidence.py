@@ -221,6 +221,9 @@ class RankEvidence:
     recorded: bool = False
     #: Ops that it has in flight are left out: its records have no room for all.
     overrun: bool = False
+    #: Whether the `order` of an op is the number of all ops that it had issued before,
+    #: listed or not.
+    counts_all: bool = False
     #: The user's innermost line where its main thread is.
     location: SourceLine | None = None
     #: The function of a library that was called there, e.g. ``wait of threading.py``.
@@ -345,4 +348,5 @@ def _join(first: RankEvidence, second: RankEvidence) -> RankEvidence:
         groups={**second.groups, **first.groups},
         recorded=first.recorded or second.recorded,
         overrun=first.overrun or second.overrun,
+        counts_all=first.counts_all or second.counts_all,
     )

@@ -70,6 +70,8 @@ class RankDump:
     gloo: bool = False
     #: It is written by torchcomms, whose groups have the backend as description.
     torchcomms: bool = False
+    #: The ids of its entries count all that torch has recorded, from the start.
+    counts_all: bool = False
     #: Why its ops cannot be compared with those of other ranks; empty: they can.
     problem: str = ""
     #: The ranks that it may be of, as its content tells; None: it does not.
@@ -105,6 +107,7 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
     one_by_one = not (self.gloo or counts_over_groups)
     is_late = one_by_one and any(map(_begins_late, groups.values()))
     _completeness(self, entries, is_late)
+    self.counts_all = one_by_one and not any(map(_is_counted_anew, entries))
     alone = _outside_of_batches(entries) if self.active_only or self.whole else set()
     self.unbatched = {_group(one) for one in entries if one["record_id"] in alone}
     if counts_over_groups:
@@ -240,6 +243,11 @@ def _begins_late(entries: Sequence[Entry]) -> bool:
     first = entries[0]
     before = first["collective_seq_id"] + first["p2p_seq_id"]
     return "backend" not in first and before > 1
+
+
+def _is_counted_anew(entry: Entry) -> bool:
+    """Return whether an entry has a lower id than its group alone had entries."""
+    return "backend" in entry or entry["record_id"] + 1 < entry["collective_seq_id"]
 
 
 def _count_by_group(groups: Iterable[Sequence[Entry]]) -> None:

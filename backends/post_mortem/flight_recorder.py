@@ -167,6 +167,7 @@ class _Job:
             groups,
             recorded=not dump.problem,
             overrun=overrun,
+            counts_all=dump.counts_all,
             read_ns=_read_ns(dump),
             active_ns=dump.active_ns,
             source=dump.dump.path,

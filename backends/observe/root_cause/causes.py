@@ -14,7 +14,8 @@ from .differences import Difference, difference_of_pair, extra_op
 from .order import (
     ahead_of_all,
     as_far_as_others,
-    pipelines_differ,
+    out_of_program,
+    programs_differ,
     waits_of_few,
 )
 from .pairs import Match
@@ -39,7 +40,7 @@ def find_causes(picture: Picture) -> list[Cause]:
         unrecorded = {rank for one in awaited for rank in one.culprits}
         awaited = stuck_in_turn(picture, unrecorded) or (
             # A rank with records may be why the one without does not come.
-            [] if pipelines_differ(picture) else _all_at_once(awaited, picture)
+            [] if programs_differ(picture) else _all_at_once(awaited, picture)
         )
     has_moved = _has_moved(picture, causes, awaited)
     if has_moved:
@@ -57,8 +58,19 @@ def find_causes(picture: Picture) -> list[Cause]:
         causes = [_of_difference(one, picture) for one in weak[:1]]
     if causes or has_moved:
         return causes
-    stuck = stuck_in_turn(picture)
+    stuck = stuck_in_turn(picture) or _out_of_program(picture)
     return [] if _has_moved(picture, stuck, ()) else stuck
+
+
+def _out_of_program(picture: Picture) -> list[Cause]:
+    """Return as the cause that a rank does not come that has issued other ops."""
+    ranks = out_of_program(picture)
+    waits = tuple(
+        one
+        for one in sorted(picture.waits, key=issue_order)
+        if ranks and one.absent == ranks and not one.unsure
+    )
+    return [Cause(Fault.MISSING_RANKS, ranks, waits)] if waits else []
 
 
 def _seen_in_counts(causes: Sequence[Cause], picture: Picture) -> list[Cause]:

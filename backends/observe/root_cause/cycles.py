@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ..evidence import IssuedOp, State
 from ..verdicts import Fault
 from .graph import components, final_components, is_acyclic, shortest_cycle
-from .order import out_of_step
+from .order import out_of_program, out_of_step
 from .picture import Cause, Picture, issue_order
 from .scene import Place, Wait
 
@@ -54,7 +54,9 @@ def cycle_of(
     between_two = len(pair) == 2 and not any(first.is_p2p for first, *_ in told)
     culprits: Iterable[int] = members
     sizes = sorted(map(len, sides.values()))
-    if len(through) == 1 and not all(wait.is_p2p for wait in inside):
+    if (differs := out_of_program(picture)) and differs[0] in members:
+        culprits = differs
+    elif len(through) == 1 and not all(wait.is_p2p for wait in inside):
         culprits = through
     elif between_two and (odd := out_of_step(pair, picture)):
         culprits = odd

@@ -13,10 +13,15 @@ from .scene import GroupScene, Place, Wait
 __all__ = [
     "ahead_of_all",
     "as_far_as_others",
+    "out_of_program",
     "out_of_step",
-    "pipelines_differ",
+    "programs_differ",
     "waits_of_few",
 ]
+
+#: Ops of each rank and group that are compared by their places: what is other than on
+#: other ranks moves all that come later.
+LATEST = 200
 
 
 def out_of_step(
@@ -131,15 +136,21 @@ def ahead_of_all(picture: Picture) -> tuple[Wait, ...]:
 def as_far_as_others(ranks: Collection[int], picture: Picture) -> bool:
     """Return whether others, that are in no op, have come as far as each of `ranks`.
 
-    As far as is known: dumps of active ops alone may not count those of a group.
+    As far as is known: dumps of active ops alone may not count those of a group, or of
+    none; then they may have.
     """
     issued: dict[int, dict[str, tuple[int, int | None]]] = defaultdict(dict)
     for scene in picture.scenes:
         for rank, number in scene.issued.items():
             issued[rank][scene.group.name] = number, scene.last_p2p(rank)
-    others = [
-        issued[one] for one in issued if one not in ranks and picture.is_idle(one)
+    idle = [
+        rank
+        for rank in picture.evidence.ranks
+        if rank not in ranks and picture.is_idle(rank)
     ]
+    if not issued.keys() >= {*idle}:
+        return True
+    others = [issued[rank] for rank in idle]
 
     def alike(one: dict[str, tuple[int, int | None]]) -> bool:
         shared = [one.keys() & other.keys() for other in others]
@@ -182,7 +193,83 @@ def _is_ahead(wait: Wait, rest: Collection[int], picture: Picture) -> bool:
     )
 
 
-def pipelines_differ(picture: Picture) -> bool:
+def programs_differ(picture: Picture) -> bool:
+    """Return whether ranks that run the same program have issued other ops.
+
+    One of them has left out an op, or issued one too many.
+    """
+    return (
+        _pipelines_differ(picture) or _orders_differ(picture) or _lacks_receive(picture)
+    )
+
+
+def _lacks_receive(picture: Picture) -> bool:
+    """Return whether a receiver is in an op that its sender issued after the message.
+
+    It may also receive the message after that op: it is not certain who is at fault.
+    """
+    inside = {(one.rank, one.place) for one in picture.waits}
+    return any(
+        (peer, later.place) in inside
+        for send in picture.waits
+        if send.name == "send"
+        for later in picture.waits
+        if later.rank == send.rank and issue_order(send) < issue_order(later)
+        for peer in send.absent
+    )
+
+
+def out_of_program(picture: Picture) -> tuple[int, ...]:
+    """Return the rank that has issued other ops than all that run the same program.
+
+    It has left out an op, or issued one too many, or in another order. Empty: there is
+    none, or several ranks differ.
+    """
+    alone: set[int] = set()
+    one_of_two: list[Collection[int]] = []
+    for places in _places(picture).values():
+        sides = sorted(group_by(places, places.__getitem__).values(), key=len)
+        if len(sides) > 2 or (len(sides) == 2 and len(sides[0]) > 1):
+            return ()
+        if len(places) == len(sides) == 2:
+            one_of_two.append(places)
+        elif len(sides) == 2:
+            alone.update(sides[0])
+    sure = len(alone) == 1 and all(alone.issubset(pair) for pair in one_of_two)
+    return (*alone,) if sure else ()
+
+
+def _orders_differ(picture: Picture) -> bool:
+    return any(len({*places.values()}) > 1 for places in _places(picture).values())
+
+
+def _places(picture: Picture) -> dict[object, dict[int, object]]:
+    """Return the place of each op among all that a rank has issued, and the op at each.
+
+    An op has one place on the ranks that run the same program: those that have groups
+    of the same names, and the same place where they send and receive.
+    """
+    p2p = {scene.group.name for scene in picture.scenes if scene.has_p2p}
+    programs: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+    for group in picture.evidence.groups:
+        for place, rank in enumerate(group.ranks):
+            own = place if group.name in p2p else 0
+            programs[rank].append((group.name, len(group.ranks), own))
+    found: dict[object, dict[int, object]] = defaultdict(dict)
+    for scene in picture.scenes:
+        for rank, known in scene.known.items():
+            if not picture.rank(rank).counts_all:
+                continue
+            program = (*sorted(programs[rank]),)
+            # Of a batch, whose ops share a number, the last one.
+            last = {(op.is_p2p, op.seq): op.order for op in known.ops[-LATEST:]}
+            for op, order in last.items():
+                found[program, scene.group.name, op][rank] = order
+                found[program, order][rank] = scene.group.name, op
+    return found
+
+
+def _pipelines_differ(picture: Picture) -> bool:
     """Return whether ranks with one place in groups of one name send or receive unlike.
 
     One of them has left out a message, or issued one too many.

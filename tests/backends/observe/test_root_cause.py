@@ -319,6 +319,71 @@ def test_a_lost_file_is_not_blamed_where_pipelines_differ() -> None:
         assert found.culprits == (() if left_out else (3,))
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_lost_file_is_not_blamed_where_a_rank_has_issued_other_ops(
+    counted: bool,
+) -> None:
+    """Rank 1 has skipped an op that is over, and has the next one earlier than 0, 2."""
+    ranks = [Rank(rank, counts_all=counted) for rank in range(3)]
+    for one in ranks:
+        one.order += one.rank != 1
+        one.issue()
+    found = only(look(ranks, RankEvidence(3)))
+    assert found.culprits == (() if counted else (3,))
+
+
+def test_a_lost_file_is_not_blamed_where_a_message_is_left_over() -> None:
+    """Rank 2 has come past what rank 0 has sent, which rank 3 may wait for as well."""
+    for sent in False, True:
+        ranks = four()
+        if sent:
+            ranks[0].issue("send", DP0, peer=2, state="started", line=6)
+        for one in ranks[:3]:
+            one.issue(line=7)
+        found = only(look(ranks[:3], RankEvidence(3)))
+        assert found.culprits == ((0, 2) if sent else (3,))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_who_has_issued_other_ops_than_its_like_is_at_fault_in_a_cycle(
+    counted: bool,
+) -> None:
+    """Rank 3 has an op too many: it comes to all others one place later."""
+    ranks = four(counts_all=counted)
+    for one in ranks:
+        one.order += one.rank == 3
+        one.issue(done=True)
+        one.order += one.rank in (1, 2)
+        one.issue(group=(TP if one.rank in (0, 3) else DP)[one.rank])
+    found = only(look(ranks))
+    assert found.fault is Fault.DEADLOCK
+    assert found.culprits == ((3,) if counted else (0, 1, 2, 3))
+
+
+def test_a_rank_of_which_others_may_have_come_as_far_is_not_certain() -> None:
+    """Rank 0 may have issued an op too many: nothing tells what ranks 2 to 7 have."""
+    whole = Group("world", tuple(range(8)))
+    pairs = [Group("dp", (rank, rank + 1)) for rank in range(0, 8, 2)]
+    for known in False, True:
+        ranks = [Rank(rank, [pairs[rank // 2]]) for rank in range(8)]
+        for one in ranks:
+            del one.ops[WORLD]
+        evidence = []
+        for one in ranks:
+            for _ in range(2):
+                one.issue(group=pairs[one.rank // 2], done=True)
+            if one.rank != 1 and (known or one.rank == 0):
+                one.issue(group=pairs[one.rank // 2], done=one.rank > 1)
+            found = one.evidence()
+            if not known and one.rank > 1:
+                nothing = GroupEvidence(lists_all_in_flight=True)
+                groups = dict.fromkeys((*found.groups, whole), nothing)
+                found = dataclasses.replace(found, groups=groups)
+            evidence.append(found)
+        verdict = only(find_root_causes(combine(evidence, 8)))
+        assert verdict.culprits == ((1,) if known else ())
+
+
 def test_few_ranks_ahead_of_many_are_not_certain() -> None:
     ranks = [Rank(rank) for rank in range(6)]
     wide = Group("wide", (*range(6),))
