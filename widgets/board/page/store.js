@@ -174,18 +174,15 @@ export class Store {
         changed.set(rank, null);
         continue;
       }
+      const isNew = !table.has(rank);
+      if (isNew) table.set(rank, {});
       const row = table.get(rank);
-      if (row === undefined) {
-        table.set(rank, { ...cells });
-        changed.set(rank, null);
-        continue;
-      }
       for (const [name, value] of Object.entries(cells)) {
         if (value === null) delete row[name];
         else row[name] = value;
       }
       if ("op" in cells || "seq" in cells) this.changed.set(row, this.version);
-      changed.set(rank, Object.keys(cells));
+      changed.set(rank, isNew ? null : Object.keys(cells));
     }
     return changed;
   }

@@ -43,6 +43,14 @@ test("a delta changes the cells it names", () =>
     equal(seen[0].rows.get("g0"), new Map([[0, ["state", "op"]], [1, null]]));
   }));
 
+test("a rank is in the group that has come with its op", () =>
+  withStore(({ store, play }) => {
+    const groups = [{ id: "g0", name: "world", label: "world" }, { id: "g1", name: "tp", label: "tp" }];
+    play({ type: "delta", v: 5, now: 11, rows: { g0: { 0: { seq: "#9" } } } });
+    play({ type: "delta", v: 6, now: 12, groups, rows: { g1: { 0: { state: "idle", op: "barrier" } } } });
+    equal(store.rows.get("all").get(0).op, "tp barrier");
+  }));
+
 test("a message that was missed is asked for once", () =>
   withStore(({ store, sent, play }) => {
     play({ type: "delta", v: 7, now: 11, rows: { g0: { 0: { state: "dead" } } } });
