@@ -201,8 +201,24 @@ def test_that_of_a_cell_goes_once_the_cell_has_ended(
     until(text.is_visible, 30)
     assert not bar.is_visible()
     # The next hang is of another cell.
-    scene.take(*simulated.hang(4, 2))
+    status, verdicts = simulated.hang(4, 2)
+    ranks = [replace(one, cell=9) for one in status.ranks]
+    scene.take(replace(status, ranks=tuple(ranks)), verdicts)
     assert not bar.is_visible()
+
+
+def test_that_of_a_cell_comes_once_the_page_knows_that_it_runs(scene: Scene) -> None:
+    """On a busy machine the verdict may be there before the state of the ranks."""
+    page = scene.page.page
+    page.evaluate(
+        "html => document.body.insertAdjacentHTML('afterbegin', html)",
+        hang_html("why", "the-board", "14:03:12", 7),
+    )
+    text = page.get_by_text("As of 14:03:12: why")
+    until(text.is_visible, 30)
+    scene.take(*simulated.hang(4, 2))
+    until(page.locator(".rankscope-hang").is_visible, 30)
+    assert not text.is_visible()
 
 
 @pytest.mark.parametrize("by", ["an abort", "the end of the kernel"])

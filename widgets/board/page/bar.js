@@ -76,11 +76,12 @@ export class Bar {
   }
 
   /**
-   * Give way to the text of the output once the cell has ended. The kernel removes the
-   * output then, but not of a page that was loaded meanwhile.
+   * Give way to the text of the output where no rank is in the cell: the kernel removes
+   * the output of one that has ended, but not of a page that was loaded meanwhile. On a
+   * busy machine the verdict may come before the state of the ranks.
    */
   leave() {
-    if (!this.element.parentElement || this.element.hidden) return;
+    if (!this.element.parentElement) return;
     const rows = [...this.store.rows.values()].flatMap((ranks) => [...ranks.values()]);
     const cells = new Set(rows.filter(({ cell }) => cell).map(({ cell }) => Number(cell)));
     // No rank may be in a cell; and the text says more than that there is no kernel.
