@@ -6,7 +6,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rankscope import __version__
 from rankscope.backends.printable import print_anywhere
@@ -25,7 +26,6 @@ _ON_CLUSTERS = {
     "rebuild": "make aborted groups usable again",
     "stop": "end the cluster: its ranks and their variables",
 }
-_TAKE_A_GROUP = ("abort", "rebuild")
 
 _MORE = """\
 It works while the notebook's cell hangs, and whatever state its kernel is in. The
@@ -113,6 +113,65 @@ missing or broken: the lines marked "fault".
 """
 
 
+#: How a person names a cluster.
+_NAMED = (
+    "its id or a beginning of it, a job's address, or the name of the notebook or "
+    "script (default: the only one that runs)"
+)
+
+
+def _take_group(add: Callable[..., Any]) -> None:
+    add("-g", "--group", help="name or id of a group (default: all)")
+
+
+def _top_options(add: Callable[..., Any]) -> None:
+    about = "seconds between two updates (default: 1)"
+    add("-d", "--delay", type=float, default=1.0, metavar="SECONDS", help=about)
+
+
+def _metrics_options(add: Callable[..., Any]) -> None:
+    about = "port at 127.0.0.1 (default: 9464; 0: one that is free)"
+    add("-p", "--port", type=int, default=9464, help=about)
+
+
+def _profile_options(add: Callable[..., Any]) -> None:
+    about = "sample for so many seconds (default: show the stacks of now)"
+    add("-t", "--time", type=float, metavar="SECONDS", help=about)
+    about = "with -t: write the flame graph there, as an HTML page"
+    add("-o", "--output", metavar="FILE", help=about)
+    about = "all threads, those of Jupyter and Rankscope too"
+    add("-a", "--all", action="store_true", help=about)
+
+
+def _diagnose_options(add: Callable[..., Any]) -> None:
+    about = f"folder, file or archive of a dead job; or of what runs: {_NAMED}"
+    add("paths", nargs="*", metavar="CLUSTER or PATH", help=about)
+    about = "look at running processes, or at the ranks of a launcher"
+    add("--pid", nargs="+", type=int, metavar="PID", help=about)
+    about = "look at every job that this user has started on this host"
+    add("--jobs", action="store_true", help=about)
+    about = "write JSON; for a PATH, --pid and --jobs"
+    add("--json", action="store_true", help=about)
+    about = (
+        "write one page there that can be sent to others; for a PATH, and for --pid "
+        "and --jobs where they find one job"
+    )
+    add("--html", metavar="FILE", help=about)
+    about = "write the ops as a trace for Perfetto there; for a PATH"
+    add("--trace", metavar="FILE", help=about)
+
+
+#: What adds the arguments of a command, by ``ArgumentParser.add_argument``.
+_OPTIONS = {
+    "abort": _take_group,
+    "rebuild": _take_group,
+    "top": _top_options,
+    "metrics": _metrics_options,
+    "profile": _profile_options,
+    "diagnose": _diagnose_options,
+}
+
+
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rankscope",
@@ -123,97 +182,18 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in _ON_CLUSTERS.items():
-        diagnoses = name == "diagnose"
         begin = _LONGER.get(name, f"{what.capitalize()}.")
         command = commands.add_parser(
             name,
             help=what,
             description=f"{begin}\n{_MORE}",
-            epilog=f"{_EXIT}{_JSON}" if diagnoses else _EXIT,
+            epilog=f"{_EXIT}{_JSON}" if name == "diagnose" else _EXIT,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        named = (
-            "its id or a beginning of it, a job's address, or the name of the "
-            "notebook or script (default: the only one that runs)"
-        )
-        if diagnoses:
-            command.add_argument(
-                "paths",
-                nargs="*",
-                metavar="CLUSTER or PATH",
-                help=f"folder, file or archive of a dead job; or of what runs: {named}",
-            )
-            command.add_argument(
-                "--pid",
-                nargs="+",
-                type=int,
-                metavar="PID",
-                help="look at running processes, or at the ranks of a launcher",
-            )
-            command.add_argument(
-                "--jobs",
-                action="store_true",
-                help="look at every job that this user has started on this host",
-            )
-            command.add_argument(
-                "--json",
-                action="store_true",
-                help="write JSON; for a PATH, --pid and --jobs",
-            )
-            command.add_argument(
-                "--html",
-                metavar="FILE",
-                help="write one page there that can be sent to others; for a PATH, "
-                "and for --pid and --jobs where they find one job",
-            )
-            command.add_argument(
-                "--trace",
-                metavar="FILE",
-                help="write the ops as a trace for Perfetto there; for a PATH",
-            )
-        else:
-            command.add_argument("cluster", nargs="?", metavar="CLUSTER", help=named)
-        if name in _TAKE_A_GROUP:
-            command.add_argument(
-                "-g", "--group", help="name or id of a group (default: all)"
-            )
-        if name == "top":
-            command.add_argument(
-                "-d",
-                "--delay",
-                type=float,
-                default=1.0,
-                metavar="SECONDS",
-                help="seconds between two updates (default: 1)",
-            )
-        if name == "metrics":
-            command.add_argument(
-                "-p",
-                "--port",
-                type=int,
-                default=9464,
-                help="port at 127.0.0.1 (default: 9464; 0: one that is free)",
-            )
-        if name == "profile":
-            command.add_argument(
-                "-t",
-                "--time",
-                type=float,
-                metavar="SECONDS",
-                help="sample for so many seconds (default: show the stacks of now)",
-            )
-            command.add_argument(
-                "-o",
-                "--output",
-                metavar="FILE",
-                help="with -t: write the flame graph there, as an HTML page",
-            )
-            command.add_argument(
-                "-a",
-                "--all",
-                action="store_true",
-                help="all threads, those of Jupyter and Rankscope too",
-            )
+        if name != "diagnose":
+            command.add_argument("cluster", nargs="?", metavar="CLUSTER", help=_NAMED)
+        if name in _OPTIONS:
+            _OPTIONS[name](command.add_argument)
     commands.add_parser(
         "doctor",
         help="tell what can be used here, and what to install for the rest",

@@ -44,73 +44,49 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXIT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("backend", help="the name that the backend is registered by")
-    made.add_argument(
-        "-n",
-        dest="ranks",
-        metavar="RANKS",
-        type=_ranks,
-        default=(2,),
-        help="numbers of ranks: 2 (the default), 1,2,4 or 1-4",
-    )
-    made.add_argument(
-        "--levels",
-        type=_names(LEVELS, "level"),
-        default=LEVELS,
-        metavar="LEVEL,...",
-        help=f"of {', '.join(LEVELS)}; all by default",
-    )
-    made.add_argument(
-        "--rules",
-        type=_names(tuple(dict.fromkeys(rule.name for rule in RULES)), "rule"),
-        default=(),
-        metavar="RULE,...",
-        help="names of rules, as the report has them; all by default",
-    )
-    made.add_argument(
-        "--ops",
-        type=_names((*OPS, "send"), "op"),
-        default=(),
-        metavar="OP,...",
-        help="ops to try; all by default",
-    )
-    made.add_argument(
+    rules = tuple(dict.fromkeys(rule.name for rule in RULES))
+    add = made.add_argument
+    add("backend", help="the name that the backend is registered by")
+    about = "numbers of ranks: 2 (the default), 1,2,4 or 1-4"
+    add("-n", dest="ranks", metavar="RANKS", type=_ranks, default=(2,), help=about)
+    for flag, known, default, about in (
+        ("--levels", LEVELS, LEVELS, f"of {', '.join(LEVELS)}; all by default"),
+        (
+            "--rules",
+            rules,
+            (),
+            "names of rules, as the report has them; all by default",
+        ),
+        ("--ops", (*OPS, "send"), (), "ops to try; all by default"),
+    ):
+        what = flag.strip("-").removesuffix("s")
+        kind, metavar = _names(known, what), f"{what.upper()},..."
+        add(flag, type=kind, default=default, metavar=metavar, help=about)
+    add(
         "--devices",
         type=lambda text: tuple(text.split(",")),
         default=("cpu",),
         metavar="DEVICE,...",
         help="types of devices that arrays are on: cpu (the default), cuda, ext",
     )
-    made.add_argument(
-        "--module",
-        action="append",
-        default=[],
-        metavar="MODULE[:FUNCTION]",
-        help="module that registers the backend when it is imported, or its function "
-        "that does; not needed for a backend with an entry point",
+    about = (
+        "module that registers the backend when it is imported, or its function "
+        "that does; not needed for a backend with an entry point"
     )
-    made.add_argument(
-        "--arrays",
-        default="",
-        metavar="MODULE:CLASS",
-        help="class that makes arrays of the device type (see "
-        "rankscope.conformance.Arrays); by default numpy's, and cupy's for cuda",
+    metavar = "MODULE[:FUNCTION]"
+    add("--module", action="append", default=[], metavar=metavar, help=about)
+    about = (
+        "class that makes arrays of the device type (see "
+        "rankscope.conformance.Arrays); by default numpy's, and cupy's for cuda"
     )
-    made.add_argument(
-        "--timeout",
-        type=float,
-        default=20.0,
-        metavar="SECONDS",
-        help="how long an op may take (default: 20)",
-    )
-    made.add_argument(
-        "--abort-within",
-        type=float,
-        default=1.0,
-        metavar="SECONDS",
-        help="how soon after an abort every wait has to end (default: 1)",
-    )
-    made.add_argument(
+    add("--arrays", default="", metavar="MODULE:CLASS", help=about)
+    for flag, seconds, about in (
+        ("--timeout", 20.0, "how long an op may take"),
+        ("--abort-within", 1.0, "how soon after an abort every wait has to end"),
+    ):
+        about = f"{about} (default: {seconds:g})"
+        add(flag, type=float, default=seconds, metavar="SECONDS", help=about)
+    add(
         "--launcher",
         choices=sorted(LAUNCHERS),
         default="processes",

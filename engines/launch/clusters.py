@@ -97,6 +97,43 @@ def prepare(
     """
     # Those of killed notebooks are deleted, with all that they have left.
     cluster_files()
+    launched = _make(engines, profile, cluster_id, keep)
+    cluster = launched.cluster
+    try:
+        if _runs(Path(cluster.cluster_file)):
+            raise ClusterStartError(
+                f"a cluster with id {cluster.cluster_id!r} runs already: attach to it "
+                "(Cluster.attach), or choose another id"
+            )
+        if launched.uses_mpi:
+            _configure_mpi(cluster, hosts, 0 if keep else os.getpid())
+            if hosts is not None:
+                address = hosts.address
+                cluster.controller_ip = cluster.controller_location = address
+    except BaseException:
+        launched.close()
+        raise
+    if cluster.engine_launcher_class is LocalEngineSetLauncher:
+        if engines != HOSTS:
+            by_command = engines == SPAWN or not _can_fork(cluster)
+            launched.hosts = LocalHost(by_command=by_command)
+            launched.hosts.kept = keep
+        cluster.engine_launcher_class = ForkedEngineSetLauncher
+    # This process hears of the ends of engines as long as the cluster is there.
+    waits = not keep and cluster.engine_launcher_class is ForkedEngineSetLauncher
+    far = engines not in ("local", SPAWN, "mpi") or hosts is not None
+    if "engine_args" not in cluster.config.EngineLauncher:
+        arguments = _engine_arguments(waits, lost_after if far else None)
+        cluster.config.EngineLauncher.engine_args = arguments
+    _configure_controller(
+        launched, keep, ANY_MISSES if waits else int(1000 * lost_after / HEARTBEAT)
+    )
+    return launched
+
+
+def _make(
+    engines: str, profile: str | None, cluster_id: str | None, keep: bool
+) -> Launched:
     config = _config()
     # One engine at a time, 0.1 s apart, is the default.
     config.LocalEngineSetLauncher.delay = 0
@@ -112,7 +149,7 @@ def prepare(
     if profile is not None:
         options["profile"] = profile
     try:
-        launched = Launched(lambda: ipyparallel.Cluster(**options), kept=keep)
+        return Launched(lambda: ipyparallel.Cluster(**options), kept=keep)
     except TraitError as error:
         raise ClusterStartError(
             f"engines={engines!r}: no such launcher here; there are "
@@ -120,49 +157,27 @@ def prepare(
         ) from error
     except OSError as error:
         raise folder_error(error) or error from None
+
+
+def _engine_arguments(waits: bool, lost_after: float | None) -> list[str]:
+    # On a busy machine 5 s, the default, are too few for the controller.
+    arguments = ["--IPEngine.timeout=60"]
+    if waits:
+        # A nanny sends signals to its engine and reports its end to the hub. This
+        # process does both. A third of a second of CPU time, 25 MiB for each rank.
+        arguments.append("--IPEngine.enable_nanny=False")
+    if lost_after is not None:
+        misses = int(1000 * lost_after / (HEARTBEAT + _CHECK_LATE))
+        arguments.append(f"--IPEngine.max_heartbeat_misses={misses}")
+    return arguments
+
+
+def _configure_controller(launched: Launched, keep: bool, misses: int) -> None:
+    """Have the controller end as the cluster does, and give up engines in time."""
     cluster = launched.cluster
-    if _runs(Path(cluster.cluster_file)):
-        launched.close()
-        raise ClusterStartError(
-            f"a cluster with id {cluster.cluster_id!r} runs already: attach to it "
-            "(Cluster.attach), or choose another id"
-        )
-    if launched.uses_mpi:
-        try:
-            _configure_mpi(cluster, hosts, 0 if keep else os.getpid())
-            if hosts is not None:
-                address = hosts.address
-                cluster.controller_ip = cluster.controller_location = address
-        except BaseException:
-            launched.close()
-            raise
-    if cluster.engine_launcher_class is LocalEngineSetLauncher:
-        if engines != HOSTS:
-            by_command = engines == SPAWN or not _can_fork(cluster)
-            launched.hosts = LocalHost(by_command=by_command)
-            launched.hosts.kept = keep
-        cluster.engine_launcher_class = ForkedEngineSetLauncher
-    chosen = dict(_CONTROLLER_ARGS)
-    # This process hears of the ends of engines as long as the cluster is there.
-    waits = not keep and cluster.engine_launcher_class is ForkedEngineSetLauncher
-    misses = ANY_MISSES if waits else int(1000 * lost_after / HEARTBEAT)
-    chosen["HeartMonitor.max_heartmonitor_misses"] = misses
-    if "engine_args" not in cluster.config.EngineLauncher:
-        # On a busy machine 5 s, the default, are too few for the controller.
-        arguments = ["--IPEngine.timeout=60"]
-        if waits:
-            # A nanny sends signals to its engine and reports its end to the hub. This
-            # process does both. A third of a second of CPU time, 25 MiB for each rank.
-            arguments.append("--IPEngine.enable_nanny=False")
-        if engines not in ("local", SPAWN, "mpi") or hosts is not None:
-            misses = int(1000 * lost_after / (HEARTBEAT + _CHECK_LATE))
-            arguments.append(f"--IPEngine.max_heartbeat_misses={misses}")
-        cluster.config.EngineLauncher.engine_args = arguments
+    chosen = {**_CONTROLLER_ARGS, "HeartMonitor.max_heartmonitor_misses": misses}
     given = " ".join(cluster.controller_args)
-    # A configuration may have the ports that a firewall lets through.
-    configured = Path(cluster.profile_dir, "ipcontroller_config.py").exists()
-    kind = cluster.controller_launcher_class.__name__
-    if kind == "LocalControllerLauncher":
+    if cluster.controller_launcher_class.__name__ == "LocalControllerLauncher":
         command = [sys.executable, controller_main.__file__, launched.thread]
         command += ["kept" if keep else "", cluster.profile_dir, cluster.cluster_id]
         command.append("" if launched.is_local else cluster.cluster_file)
@@ -170,15 +185,15 @@ def prepare(
         if "controller_cmd" in launcher:
             command += LocalControllerLauncher(config=cluster.config).controller_cmd
         launcher.controller_cmd = command
-    if kind == "LocalControllerLauncher" and not configured:
-        ports = launched.until_started.enter_context(reserved_ports(_PORTS))
-        if ports:
-            chosen["IPController.ports"] = ",".join(map(str, ports))
+        # A configuration may have the ports that a firewall lets through.
+        if not Path(cluster.profile_dir, "ipcontroller_config.py").exists():
+            ports = launched.until_started.enter_context(reserved_ports(_PORTS))
+            if ports:
+                chosen["IPController.ports"] = ",".join(map(str, ports))
     cluster.controller_args = [
         *(f"--{k}={v}" for k, v in chosen.items() if k not in given),
         *cluster.controller_args,
     ]
-    return launched
 
 
 def _can_fork(cluster: ipyparallel.Cluster) -> bool:
