@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from rankscope.backends import BackendConfig
@@ -30,6 +31,13 @@ C = TypeVar("C")
 
 #: Launchers whose engines run with the libraries of this process.
 _IN_THIS_ENVIRONMENT = ("local", clusters.SPAWN, "mpi")
+
+
+def _end_after_failure(end: Callable[[], None]) -> None:
+    try:
+        end()
+    except Exception:  # noqa: BLE001 - the error of the start is the cause
+        _log.exception("the ranks that did not start could not all be ended")
 
 
 class _TheClass:
@@ -186,24 +194,15 @@ class Cluster(LaunchedRanks):
     ) -> None:
         if not lost_after > 0:
             raise ValueError(f"lost_after={lost_after!r}: seconds, above 0")
-        config = BackendConfig(backend)
-        needed = next(iter(launchers_of(config)), None)
-        named = hosts_for(
-            hosts,
-            slurm,
-            n,
-            engines or needed,
-            keep,
-            remote_python,
-            interface,
-            lost_after,
+        needed = launchers_of(BackendConfig(backend))
+        launcher = engines or next(iter(needed), None)
+        places = hosts_for(
+            hosts, slurm, n, launcher, keep, remote_python, interface, lost_after
         )
-        # Those that mpiexec connects to, and not this process.
-        of_mpi = named if (engines or needed) == "mpi" else None
-        if of_mpi is not None:
-            n, engines, named = len(of_mpi.names), "mpi", None
-        if named is not None:
-            n, engines = len(named.names) or n, HOSTS
+        if places is not None:
+            n = len(places.names) or n
+            # mpiexec connects to hosts itself, else this process does.
+            launcher = "mpi" if launcher == "mpi" else HOSTS
         # Without a number the nodes of a job decide.
         if n is not None or slurm is False:
             n = preconditions.number_of_ranks(n)
@@ -213,67 +212,60 @@ class Cluster(LaunchedRanks):
             gpus = Gpus(parse_devices(devices), share_gpu)
         except ValueError as error:
             raise ValueError(f"devices={devices!r}: {error}") from None
-        if engines is None:
-            engines = needed or "local"
+        launcher = launcher or "local"
         preconditions.check_folder()
-        if n is not None and engines in _IN_THIS_ENVIRONMENT:
+        if n is not None and launcher in _IN_THIS_ENVIRONMENT:
             if options is not None:
                 preconditions.check_torch()
             if options is None or options.over_rankscope:
                 preconditions.check_backend(n, backend)
-            if not force and of_mpi is None:
+            if not force and places is None:
                 preconditions.check_capacity(n)
-        elif named is not None and not force:
-            named.limited = True
+        elif places is not None and not force:
+            places.limited = True
         private.check()
         report = progress or silent
         launched = clusters.prepare(
-            engines,
+            launcher,
             profile,
             cluster_id,
             keep=keep,
             lost_after=lost_after,
-            hosts=of_mpi,
+            hosts=places,
         )
-        if named is not None:
-            launched.hosts = named
         if launched.hosts is not None:
             launched.hosts.torch = options is not None
-        connected = False
         try:
             launched.reserve(report)
             deadline = time.monotonic() + start_timeout
-            client = launched.start(n, start_timeout, report)
             self._connect(
-                client,
+                launched.start(n, start_timeout, report),
                 launched,
                 owned=not keep,
                 cluster_id=launched.cluster.cluster_id,
                 profile=launched.cluster.profile_dir,
-                launcher=engines,
+                launcher=launcher,
                 backend=backend,
                 timeout=timeout,
             )
-            connected = True
+        except BaseException:
+            _end_after_failure(launched.stop)
+            raise
+        try:
             self._watch_launched()
             self._registry.gpus = gpus
             self._registry.owner = self._registry.this_client
             if options is not None:
                 self._registry.torch = options.of_run(self.cluster_id)
-            recovery.assign_all(self._registry, sorted(client.ids), deadline, report)
+            ids = sorted(self._client.ids)
+            recovery.assign_all(self._registry, ids, deadline, report)
             self._registry.start_status()
-            if named is None and launched.is_local and of_mpi is None:
+            if places is None and launched.is_local:
                 self._job = SlurmJob.watched(os.environ.get("SLURM_JOB_ID", ""))
             self._announce()
             launched.keep()
         except BaseException:
-            try:
-                if connected:
-                    self.shutdown(fresh=False)
-                else:
-                    launched.stop()
-            except Exception:  # noqa: BLE001 - the error of the start is the cause
-                _log.exception("the ranks that did not start could not all be ended")
+            _end_after_failure(partial(self.shutdown, fresh=False))
             raise
         report(f"{self.n} ranks are ready")
 

@@ -91,7 +91,7 @@ def prepare(
     `cluster_id` by default a new one. The cluster ends with this process, unless it is
     ready and to `keep`. An engine that is silent for `lost_after` seconds is given up,
     unless its process is one of this machine, or the process that leads to it. `hosts`
-    are those on which the launcher ``mpi`` is to start them; by default this one.
+    are those of `HOSTS`, or on which ``mpi`` is to start them; by default this one.
 
     Raises `ClusterStartError` for a launcher that is not there.
     """
@@ -114,7 +114,9 @@ def prepare(
         launched.close()
         raise
     if cluster.engine_launcher_class is LocalEngineSetLauncher:
-        if engines != HOSTS:
+        if engines == HOSTS:
+            launched.hosts = hosts
+        else:
             by_command = engines == SPAWN or not _can_fork(cluster)
             launched.hosts = LocalHost(by_command=by_command)
             launched.hosts.kept = keep
