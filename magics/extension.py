@@ -172,8 +172,9 @@ class RankscopeMagics(CellMagics):
             # The board, and a saved notebook, keep the last state.
             if isinstance(cluster, Job) or not (cluster.owned or everything):
                 dead = cluster.status(fresh=True, timeout=ANSWER).dead
-                session.drop()
+                # The board says at its end whether the ranks run on.
                 cluster.close()
+                session.drop()
                 progress.done(f"detached from {size}; {_rest(dead, cluster.n)}")
                 return
             progress.update(f"ending {size}")

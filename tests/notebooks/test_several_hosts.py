@@ -62,5 +62,8 @@ def test_a_rank_that_dies_comes_back_on_its_host(
 def test_the_ranks_are_found_again_and_ended(outputs: dict[str, str]) -> None:
     assert "detached from 4 ranks; they keep running" in outputs["let-go"]
     assert "4 ranks attached" in outputs["attach"]
+    # What is left of each board says whether the ranks run on.
+    assert "Ended: This notebook has detached" in outputs["init"]
+    assert "Ended: The ranks were shut down" in outputs["attach"]
     assert outputs["still"].split() == ["[0]", "0"]
     assert "4 ranks ended" in outputs["shutdown"]
