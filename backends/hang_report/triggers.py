@@ -90,10 +90,12 @@ def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
 
 def _follows_from_a_rank(error: BaseException) -> bool:
     if isinstance(error, DistAbortedError) and not error.culprits:
+        from ..post_mortem.log import REASON
         from ..post_mortem.rank_facts import STORE_LOST
 
-        # Else somebody wanted it, or it says itself what differs between ranks.
-        return STORE_LOST.search(str(error)) is not None
+        # Else somebody wanted it.
+        text = str(error)
+        return any(one.search(text) is not None for one in (STORE_LOST, REASON))
     return is_consequence(error)
 
 

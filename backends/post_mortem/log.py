@@ -68,7 +68,7 @@ _SAID = re.compile(
     r"(.+; the report is .+)"
 )
 #: The reason of an abort in an error of ours: ranks have issued an op differently.
-_REASON = re.compile(r"the group was aborted: (\w{1,40}: .{1,1000}?) \(at \d")
+REASON = re.compile(r"the group was aborted: (\w{1,40}: .{1,1000}?) \(at \d")
 _WORLD = re.compile(r"global_world_sizes=\[(\d{1,6})[,\]]")
 _MPIRUN = re.compile(
     r"noticed that process rank (\d{1,6}) with PID \d+ on node \S+ "
@@ -185,7 +185,7 @@ class Log:
         source, text = split_line(whole)
         if source.rank is not None and (task := task_in(whole)) is not None:
             self._labels.setdefault(source.rank, set()).add(task)
-        if (reason := _REASON.search(text)) is not None:
+        if (reason := REASON.search(text)) is not None:
             self.said[reason[1]] = None
         if self._held:
             text, self._held = f"{self._held} {text}", ""

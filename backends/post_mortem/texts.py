@@ -241,18 +241,22 @@ class Texts:
     def said(self, found: Sequence[Verdict]) -> Verdict | None:
         """Return what the job said of itself, unless `found` says it, or its report.
 
-        The last of it: a stall may have come to its end.
+        The last of it: a stall may have come to its end. A report tells more than the
+        error of an op.
         """
         said = [text for log in self._logs.values() for text in log.said]
         if not said or self.has_facts:
             return None
+        last = next(
+            (one for one in reversed(said) if "; the report is " in one), said[-1]
+        )
         texts = [str(one) for one in found]
         # Each cuts a long one at another place.
-        if any(text.partition("; ")[0][:_ALIKE] in said[-1] for text in texts):
+        if any(text.partition("; ")[0][:_ALIKE] in last for text in texts):
             return None
         size = max([*self._absent, 0, *self._gave_up, *self._alive]) + 1
         key = GroupKey("default_pg", tuple(range(size)))
-        text = f"the job itself said: {said[-1]}"
+        text = f"the job itself said: {last}"
         return Verdict(
             Fault.UNDECIDED, key, (), (), "", 0, text, consequences=tuple(texts)
         )

@@ -62,6 +62,25 @@ def test_an_op_that_times_out(scripts: Any) -> None:
         assert "the report is reports/" in script.log(rank)
 
 
+def test_sizes_that_differ(scripts: Any) -> None:
+    """All ranks fail at once: nobody waits any more."""
+    script = scripts(
+        2,
+        """
+        dist.init_process_group()
+        dist.all_reduce(np.ones(4 + rank))  # sizes
+        """,
+    )
+    found = script.report()
+    assert found["kind"] == Fault.SIZE_MISMATCH.value
+    assert (found["culprits"], found["sequence_number"]) == ([0, 1], 1)
+    assert found["line"] == script.line("# sizes")
+    assert script.finish() == [1, 1]
+    for rank in range(2):
+        assert "DistAbortedError" in script.log(rank)
+        assert found["text"] in script.log(rank)
+
+
 def test_sends_that_wait_for_each_other(scripts: Any) -> None:
     script = scripts(
         2,

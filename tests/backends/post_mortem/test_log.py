@@ -863,13 +863,18 @@ def test_what_the_job_said_itself(tmp_path: Path) -> None:
         assert verdict.text == f"the job itself said: {said}"
         gave_up = "rank 0 gave up waiting at train.py:8"
         assert verdict.consequences == ((gave_up,) if len(part) > 1 else ())
-    # No report is written where the errors of all ranks say what differs.
+    # Without a report, what the errors say differs.
     reason = "all_reduce: rank 1 sent 8 bytes where 288 were expected: the sizes differ"
     error = f"E: all_reduce #1: the group was aborted: {reason} between ranks (at 10:1)"
     lines = [*lines[1:3], f"[rank0]: rankscope.backends.errors.DistAbortedError{error}"]
     (verdict,) = examined(tmp_path, lines).verdicts
     assert verdict.text == f"the job itself said: {reason} between ranks"
     assert verdict.consequences == (gave_up,)
+    # A report tells more, whichever line comes first.
+    (verdict,) = examined(tmp_path, [*lines, f"rankscope: {said}"]).verdicts
+    assert verdict.text == f"the job itself said: {said}"
+    (verdict,) = examined(tmp_path, [f"rankscope: {said}", *lines]).verdicts
+    assert verdict.text == f"the job itself said: {said}"
     # What the log tells, too, has a kind and its ranks.
     table = ["  rank      : 1 (local_rank: 1)", "  exitcode  : -9 (pid: 7)"]
     said = "rank 1 was killed by signal 9 (SIGKILL); ranks 0, 2 wait; the report is x"
