@@ -35,12 +35,7 @@ from .collectives.objects import (
     scatter_object_list,
     send_object_list,
 )
-from .collectives.point_to_point import (
-    irecv,
-    isend,
-    recv,
-    send,
-)
+from .collectives.point_to_point import irecv, isend, recv, send
 from .collectives.reductions import (
     all_reduce,
     reduce,
@@ -61,11 +56,7 @@ from .errors import (
     DistTimeoutError,
     QueueEmptyError,
 )
-from .gloo.library import (
-    GlooInfo,
-    gloo_info,
-    gloo_options,
-)
+from .gloo.library import GlooInfo, gloo_info, gloo_options
 from .groups.api import (
     abort_process_group,
     default_pg_timeout,
@@ -81,14 +72,8 @@ from .groups.api import (
     is_xccl_available,
     rebuild_process_group,
 )
-from .groups.config import (
-    BackendConfig,
-    get_default_backend_for_device,
-)
-from .groups.device_mesh import (
-    DeviceMesh,
-    init_device_mesh,
-)
+from .groups.config import BackendConfig, get_default_backend_for_device
+from .groups.device_mesh import DeviceMesh, init_device_mesh
 from .groups.membership import (
     GroupMember,
     get_backend,
@@ -138,18 +123,11 @@ from .stores.hash import HashStore
 from .stores.prefix import PrefixStore
 from .stores.tcp import TCPStore
 from .ucx.backend import UCXInfo, ucx_info
-from .work.composite import (
-    create_work_from_call,
-    create_work_from_future,
-)
+from .work.composite import create_work_from_call, create_work_from_future
 from .work.hooks import add_op_hook
 from .work.op_timeout import op_timeout
 from .work.op_type import OpType
-from .work.reduce_op import (
-    ReduceOp,
-    make_nccl_premul_sum,
-    supports_complex,
-)
+from .work.reduce_op import ReduceOp, make_nccl_premul_sum, supports_complex
 from .work.state import WorkState
 from .work.work import Work
 

@@ -28,12 +28,7 @@ class Case:
     """One op at one size: its arrays, and the data for its check."""
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        op: str,
-        size: int,
-        dtype: np.dtype[Any],
-        device: str,
+        self, group: ProcessGroup, op: str, size: int, dtype: np.dtype[Any], device: str
     ) -> None:
         self.group, self.op, self.dtype, self.device = group, op, dtype, device
         self.ranks, self.rank = group.size(), group.rank()

@@ -85,12 +85,7 @@ class CellMagics:
         hang = functools.partial(session.hang, began=time.monotonic())
         if values["background"]:
             return BackgroundCell(
-                cluster,
-                execution,
-                shell,
-                hang=hang,
-                collapse=collapse,
-                limit=limit,
+                cluster, execution, shell, hang=hang, collapse=collapse, limit=limit
             )
         CellRun(
             cluster,

@@ -20,11 +20,7 @@ from rankscope.backends.observe.verdicts import on_groups
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.command_output import DONE, FAILED, HANGS, fail, say
 from rankscope.engines import ClusterError
-from rankscope.engines.launch.cluster_file import (
-    ClusterFile,
-    cluster_files,
-    end_reason,
-)
+from rankscope.engines.launch.cluster_file import ClusterFile, cluster_files, end_reason
 from rankscope.engines.script.metrics_process import why_not
 from rankscope.engines.status import name_groups
 from rankscope.engines.wire.job_file import JobFile, job_files

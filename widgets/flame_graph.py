@@ -25,11 +25,7 @@ UNEVEN = 0.8
 #: Ranks that have a field each in the strip of an uneven call.
 STRIPS = 64
 
-_KINDS = {
-    "own": "your code",
-    "op": "ops",
-    "library": "libraries",
-}
+_KINDS = {"own": "your code", "op": "ops", "library": "libraries"}
 
 
 @dataclass

@@ -135,10 +135,7 @@ def _places(nodes: Sequence[Node], edges: Sequence[Edge]) -> list[Point]:
 
 
 def _width(
-    places: Sequence[Point],
-    nodes: Sequence[Node],
-    edges: Sequence[Edge],
-    legend: float,
+    places: Sequence[Point], nodes: Sequence[Node], edges: Sequence[Edge], legend: float
 ) -> tuple[float, float]:
     """Return the left and the right end of the picture; `legend` is its width."""
     ends = [

@@ -90,9 +90,7 @@ def look(
 
 
 def _look(
-    job: Job,
-    stacks: Mapping[int, Stack],
-    reports: Sequence[tuple[Found, EvidenceFile]],
+    job: Job, stacks: Mapping[int, Stack], reports: Sequence[tuple[Found, EvidenceFile]]
 ) -> Look:
     own = {one.process.pid: stacks[one.process.pid] for one in job.members}
     found, files = [], []

@@ -177,11 +177,7 @@ def reports_start_and_end(trial: Trial) -> None:
                 trial.group.summary()  # a backend may report when it is asked
                 return work.state is not WorkState.SCHEDULED
 
-            until(
-                started,
-                limit,
-                f"{name} to be reported as started (mark_started)",
-            )
+            until(started, limit, f"{name} to be reported as started (mark_started)")
     finally:
         trial.store.set("started", b"")
     work.wait(trial.options.timeout)

@@ -139,10 +139,7 @@ class MPIRanks(Ranks):
 
 
 def run_mpi_ranks(
-    size: int,
-    function: Callable[..., Any],
-    *args: Any,
-    timeout: float = 60,
+    size: int, function: Callable[..., Any], *args: Any, timeout: float = 60
 ) -> list[Any]:
     """Run ``function(me, *args)`` on `size` ranks; return the results by rank."""
     with MPIRanks(size, function, *args, timeout=timeout) as ranks:

@@ -302,9 +302,5 @@ def _create(store: Store, rank: int, size: int, timeout: float) -> Backend:
 
 
 Backend.register_backend(
-    "gloo",
-    _create,
-    devices="cpu",
-    unavailable=unavailable,
-    has_options=has_options,
+    "gloo", _create, devices="cpu", unavailable=unavailable, has_options=has_options
 )

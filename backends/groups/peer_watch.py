@@ -97,10 +97,7 @@ class PeerWatch:
     # -- messages to the other ranks ----------------------------------------
 
     def publish(
-        self,
-        key: str,
-        reason: AbortReason,
-        agree: Callable[[AbortReason | None], None],
+        self, key: str, reason: AbortReason, agree: Callable[[AbortReason | None], None]
     ) -> None:
         """Report an ``"abort"``, or the ``"loss"`` of a connection; returns at once.
 

@@ -21,14 +21,7 @@ from ..launch_variables import (
     sizes,
 )
 
-__all__ = [
-    "ERROR_FILE",
-    "Settings",
-    "facts_of",
-    "job_key",
-    "job_name",
-    "this_host",
-]
+__all__ = ["ERROR_FILE", "Settings", "facts_of", "job_key", "job_name", "this_host"]
 
 #: Values of a variable that mean no.
 _NO = ("0", "false", "no", "off")

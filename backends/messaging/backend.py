@@ -37,10 +37,7 @@ _TAGS = {kind: FIRST + place for place, kind in enumerate(KINDS)}
 # send twice the bytes, and convert each array there and back: 512 Ki elements of
 # float16 take 1.2 ms and 2.9 ms (numpy 2.5, one core), where adding them takes 4.8 ms
 # and two ranks add half of them each, four ranks three quarters.
-_SUMS: dict[ReduceOp, Ufunc] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.PRODUCT: np.multiply,
-}
+_SUMS: dict[ReduceOp, Ufunc] = {ReduceOp.SUM: np.add, ReduceOp.PRODUCT: np.multiply}
 _ORDERED: dict[ReduceOp, Ufunc] = {
     **_SUMS,
     ReduceOp.MIN: np.minimum,
@@ -53,11 +50,7 @@ _ALL: dict[ReduceOp, Ufunc] = {
     ReduceOp.BXOR: np.bitwise_xor,
 }
 # By the dtype's kind: signed and unsigned integers, bool, float, bfloat16 (V), complex.
-_UFUNCS = {
-    **dict.fromkeys("iub", _ALL),
-    **dict.fromkeys("fV", _ORDERED),
-    "c": _SUMS,
-}
+_UFUNCS = {**dict.fromkeys("iub", _ALL), **dict.fromkeys("fV", _ORDERED), "c": _SUMS}
 _NONE: dict[ReduceOp, Ufunc] = {}
 
 

@@ -46,11 +46,7 @@ class MessageWork(Work):
     __slots__ = ("over_ns", "queue", "requests", "schedule", "source", "tag")
 
     def __init__(
-        self,
-        queue: MessageQueue,
-        op_type: OpType,
-        schedule: Schedule,
-        tag: int,
+        self, queue: MessageQueue, op_type: OpType, schedule: Schedule, tag: int
     ) -> None:
         super().__init__(op_type)
         self.queue = queue
@@ -130,9 +126,7 @@ class MessageQueue:
     """
 
     def __init__(
-        self,
-        fail: Callable[[str | DistError], None],
-        members: Callable[[], Members],
+        self, fail: Callable[[str | DistError], None], members: Callable[[], Members]
     ) -> None:
         #: Returns the ranks of the group, for messages.
         self.members = members

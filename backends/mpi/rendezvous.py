@@ -82,14 +82,7 @@ def _serve(size: int, timeout: float, key: bytes | None, message: Any) -> TCPSto
     """Return a store of this process; write into `message` where it is, and its key."""
     secret = secrets.token_bytes(32) if key is None else key
     store = TCPStore(
-        _address(size),
-        0,
-        size,
-        True,
-        timeout,
-        False,
-        key=secret,
-        reports_deaths=True,
+        _address(size), 0, size, True, timeout, False, key=secret, reports_deaths=True
     )
     text = json.dumps([store.host, store.port, secret.hex()]).encode()
     message[: len(text)] = np.frombuffer(text, np.uint8)

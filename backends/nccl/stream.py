@@ -440,9 +440,7 @@ class NCCLStream:
 
 
 def abort_streams(
-    streams: Sequence[NCCLStream],
-    reason: str,
-    abort_beside: Callable[[set[int]], None],
+    streams: Sequence[NCCLStream], reason: str, abort_beside: Callable[[set[int]], None]
 ) -> bool:
     """Abort `streams`, all of one device; return whether NCCL returned in time.
 

@@ -50,13 +50,7 @@ class NCCLWork(Work):
     stream that waits for the op goes on, with garbage in the arrays.
     """
 
-    __slots__ = (
-        "blocking",
-        "callbacks_later",
-        "device_ns",
-        "launch",
-        "returned_early",
-    )
+    __slots__ = ("blocking", "callbacks_later", "device_ns", "launch", "returned_early")
 
     on_device = True
 

@@ -322,10 +322,7 @@ def combine(
     for one in found:
         known = ranks.get(one.rank)
         ranks[one.rank] = one if known is None else _join(known, one)
-    named = {
-        *groups,
-        *(group for one in ranks.values() for group in one.groups),
-    }
+    named = {*groups, *(group for one in ranks.values() for group in one.groups)}
     return Evidence(
         dict(sorted(ranks.items())),
         tuple(sorted(named, key=lambda one: (one.name, one.id, one.ranks))),

@@ -141,9 +141,7 @@ def _rank_list(ranks: Any) -> tuple[int, ...] | None:
     return tuple(ranks)
 
 
-def _status(
-    status: Any,
-) -> dict[int, tuple[int | None, int | None, int | None]]:
+def _status(status: Any) -> dict[int, tuple[int | None, int | None, int | None]]:
     if not isinstance(status, dict):
         raise UnreadableError("damaged: pg_status is not a dict")
     found = {}

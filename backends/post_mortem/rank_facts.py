@@ -40,11 +40,7 @@ TITLE = "Rankscope verdict"
 _LARGEST = 1 << 20
 #: Characters of an exception that are told.
 _LONGEST = 200
-_RESULTS = (
-    TITLE.encode(),
-    b'{\n "version": 1,\n "verdicts": ',
-    b"<!doctype html>",
-)
+_RESULTS = (TITLE.encode(), b'{\n "version": 1,\n "verdicts": ', b"<!doctype html>")
 _PAGE_TITLE = b"<title>Rankscope report"
 #: Variables that are equal on all ranks of one start of a job.
 _OF_START = "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
@@ -281,9 +277,7 @@ def _differs(name: str, values: Mapping[int, Any], fault: Fault) -> Verdict | No
 
 
 def absences(
-    waiting: Mapping[int, Rendezvous],
-    evidence: Evidence,
-    unseen: Mapping[int, str],
+    waiting: Mapping[int, Rendezvous], evidence: Evidence, unseen: Mapping[int, str]
 ) -> Verdict | None:
     """Return who is missing where ranks wait for others to make a group.
 

@@ -398,10 +398,7 @@ class Store:
         self._call(b"push", self._name(key), to_bytes(value))
 
     def queue_pop(
-        self,
-        key: str,
-        block: bool = True,
-        timeout: float | timedelta | None = None,
+        self, key: str, block: bool = True, timeout: float | timedelta | None = None
     ) -> bytes:
         """Take the first value out of the queue `key`; each value goes to one caller.
 

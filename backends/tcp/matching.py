@@ -36,11 +36,7 @@ class Request:
     )
 
     def __init__(
-        self,
-        array: Flat,
-        connection: Any,
-        wanted: int = ANY_SOURCE,
-        tag: int = 0,
+        self, array: Flat, connection: Any, wanted: int = ANY_SOURCE, tag: int = 0
     ) -> None:
         self.array = array
         #: The bytes of `array`.

@@ -128,10 +128,7 @@ class OpFuture(_Future):
     """The future of an op: its value is the list of the output tensors."""
 
     def __init__(
-        self,
-        work: Work,
-        outputs: Sequence[torch.Tensor],
-        backward: Backward | None,
+        self, work: Work, outputs: Sequence[torch.Tensor], backward: Backward | None
     ) -> None:
         super().__init__()
         self.work, self.outputs, self.backward = work, outputs, backward

@@ -161,9 +161,7 @@ def shrink(
 
 
 def reconfigure(
-    group: _Shell,
-    handles: set[str] | list[str],
-    timeout: timedelta | None,
+    group: _Shell, handles: set[str] | list[str], timeout: timedelta | None
 ) -> None:
     """Go on with the ranks of `handles`, as torch's ``_reconfigure`` says.
 

@@ -124,10 +124,7 @@ def _told(group: _Shell, value: Any) -> dict[int, Any]:
 
 
 def _held(
-    group: _Shell,
-    model: torch.nn.Module,
-    optimizer: Any,
-    step: int | None,
+    group: _Shell, model: torch.nn.Module, optimizer: Any, step: int | None
 ) -> Held:
     ranks = set(td.get_process_group_ranks(group))
     for module in private.replicas(model):

@@ -20,14 +20,7 @@ from .creation import Made, made_of
 from .frames import calling_frames
 from .private.groups import names
 
-__all__ = [
-    "abort",
-    "aborted_error",
-    "before_abort",
-    "describe",
-    "identity",
-    "refusal",
-]
+__all__ = ["abort", "aborted_error", "before_abort", "describe", "identity", "refusal"]
 
 _log = logging.getLogger(__name__)
 

@@ -52,12 +52,7 @@ class TorchGroup(WatchedGroup):
     """
 
     def __init__(
-        self,
-        group: Any,
-        key: GroupKey,
-        names: Names,
-        born_ns: int,
-        refresh: Refresh,
+        self, group: Any, key: GroupKey, names: Names, born_ns: int, refresh: Refresh
     ) -> None:
         self.torch_group = group
         self.torch_name: str = group.group_name

@@ -217,8 +217,7 @@ def reset(group: Any) -> list[str]:
     if torch_fsdp is None:
         return []
     fsdp1 = torch_fsdp.FullyShardedDataParallel
-    # torch before 2.6 has no `fully_shard` there.
-    fsdp2 = getattr(torch_fsdp, "FSDPModule", ())
+    fsdp2 = torch_fsdp.FSDPModule
     found = [
         _first_version(one, group)
         if issubclass(type(one), fsdp1)

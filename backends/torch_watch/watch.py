@@ -27,14 +27,7 @@ from .frames import note_submitters
 from .given_up import has_timed_out, note_failed_call, note_given_up
 from .groups import TorchGroup, base_name
 from .patching import when_imported
-from .private.groups import (
-    C10D,
-    RECORDER_SIZE,
-    REGISTER,
-    SET_DEFAULT,
-    Names,
-    probe,
-)
+from .private.groups import C10D, RECORDER_SIZE, REGISTER, SET_DEFAULT, Names, probe
 from .stores import is_gone
 from .tracker import Status, Tracker
 from .unfinished import PendingGroup, UnfinishedGroup, UnfinishedGroups

@@ -288,13 +288,7 @@ FUNCTIONS = (
         by_words=True,
     ),
     # ucs_status_t ucp_request_check_status(void *)
-    Function(
-        "ucp_request_check_status",
-        Status,
-        (_Handle,),
-        short=True,
-        by_words=True,
-    ),
+    Function("ucp_request_check_status", Status, (_Handle,), short=True, by_words=True),
     # ucs_status_t ucp_tag_recv_request_test(void *, ucp_tag_recv_info_t *)
     Function(
         "ucp_tag_recv_request_test",

@@ -65,11 +65,7 @@ class Job(ObservedRanks):
     advice: ClassVar[str] = ""
 
     def __init__(
-        self,
-        store: TCPStore,
-        address: str,
-        about: dict[str, Any],
-        attends: bool = True,
+        self, store: TCPStore, address: str, about: dict[str, Any], attends: bool = True
     ) -> None:
         self._registry = JobRegistry(store, int(about["world_size"]), attends)
         #: The script as the job was started with it.

@@ -28,10 +28,7 @@ Progress = Callable[[str], None]
 
 
 def load(
-    registry: EngineRegistry,
-    ranks: Sequence[int],
-    deadline: float,
-    report: Progress,
+    registry: EngineRegistry, ranks: Sequence[int], deadline: float, report: Progress
 ) -> dict[int, TorchAnswer]:
     """Have the main threads of `ranks` import torch; return what they answer.
 

@@ -73,11 +73,7 @@ class ValueServer:
 
     @classmethod
     def towards(
-        cls,
-        host: str,
-        size: int,
-        encrypted: bool,
-        frames: Sequence[Any] | None = None,
+        cls, host: str, size: int, encrypted: bool, frames: Sequence[Any] | None = None
     ) -> ValueServer | None:
         """Return a server that `host` can reach; ``None`` where there can be none."""
         try:

@@ -33,13 +33,7 @@ from .launched import Launched
 from .local_host import LocalHost
 from .ports import reserved_ports
 
-__all__ = [
-    "Found",
-    "find",
-    "find_mpiexec",
-    "launcher_names",
-    "prepare",
-]
+__all__ = ["Found", "find", "find_mpiexec", "launcher_names", "prepare"]
 
 # ipyparallel would print these messages into the notebook; add a handler to see them.
 _log = logging.getLogger("rankscope.engines.launch.clusters")

@@ -33,10 +33,7 @@ def hosts_for(
     what does not go with them.
     """
     if hosts is None and slurm is False:
-        for name, value in (
-            ("remote_python", remote_python),
-            ("interface", interface),
-        ):
+        for name, value in (("remote_python", remote_python), ("interface", interface)):
             if value is not None:
                 raise ClusterError(f"{name}={value!r} is for hosts, and none are named")
         return None

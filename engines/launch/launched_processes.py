@@ -27,11 +27,7 @@ from .processes import lives, send_signal, with_descendants
 __all__ = ["LaunchedProcesses"]
 
 #: Launchers whose processes of this machine are all that has to be ended.
-_LOCAL = (
-    LocalEngineSetLauncher,
-    ForkedEngineSetLauncher,
-    MPIEngineSetLauncher,
-)
+_LOCAL = (LocalEngineSetLauncher, ForkedEngineSetLauncher, MPIEngineSetLauncher)
 
 OnExit = Callable[[int, int | None], None]
 #: Called with pid, exit code (negative for a signal, ``None``: not known), the name of

@@ -243,10 +243,7 @@ def library_call(frames: Sequence[Frame]) -> str:
 
 
 def _view(
-    one: RankStatus,
-    records: FlightRecords,
-    stacks: RankStacks,
-    why_silent: str,
+    one: RankStatus, records: FlightRecords, stacks: RankStacks, why_silent: str
 ) -> RankView:
     dump = records.dumps.get(one.rank)
     frames, stack = stacks.main_frames(one.rank), stacks.main_text(one.rank)

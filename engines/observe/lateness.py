@@ -62,9 +62,7 @@ def take(
     if not ranks:
         return FlightRecords()
     records = cluster.flight_records(
-        ranks,
-        last=max(LEAST, min(last, IN_ALL // status.world_size)),
-        timeout=timeout,
+        ranks, last=max(LEAST, min(last, IN_ALL // status.world_size)), timeout=timeout
     )
     ahead = {rank: since_ns + ns for rank, ns in records.offsets_ns.items()}
     hosts = {one.rank: one.host for one in status.ranks}

@@ -350,11 +350,7 @@ class ObservedRanks:
     # -- flight recorders and diagnosis ------------------------------------
 
     def flight_records(
-        self,
-        ranks: Chosen = None,
-        *,
-        last: int | None = None,
-        timeout: float = TIMEOUT,
+        self, ranks: Chosen = None, *, last: int | None = None, timeout: float = TIMEOUT
     ) -> FlightRecords:
         """Fetch the flight recorders of `ranks`, and how their clocks differ.
 

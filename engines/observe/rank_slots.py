@@ -20,13 +20,7 @@ from ..wire.gpu_environment import Gpus
 from ..wire.requests import GpuAnswer, TorchAnswer
 from ..wire.torch_environment import TorchOptions, torchrun_variables
 
-__all__ = [
-    "RankSlot",
-    "check_ranks",
-    "describe_exit",
-    "environment",
-    "note_gpus",
-]
+__all__ = ["RankSlot", "check_ranks", "describe_exit", "environment", "note_gpus"]
 
 #: Seconds without a summary after which a rank is shown as unreachable.
 SILENCE = 5.0

@@ -20,10 +20,7 @@ UNREACHED = "unreached"
 
 
 def set_variables(
-    names: Sequence[str],
-    counts: Sequence[int],
-    port: ValuePort | None,
-    *frames: Any,
+    names: Sequence[str], counts: Sequence[int], port: ValuePort | None, *frames: Any
 ) -> str:
     """Set variables; return why it could not be done, if so.
 

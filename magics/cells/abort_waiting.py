@@ -121,9 +121,7 @@ def out_of_step(status: ClusterStatus, ranks: Collection[int]) -> list[GroupKey]
     return found
 
 
-def _groups(
-    status: ClusterStatus,
-) -> Iterable[tuple[GroupKey, dict[int, GroupStatus]]]:
+def _groups(status: ClusterStatus) -> Iterable[tuple[GroupKey, dict[int, GroupStatus]]]:
     """Each group as its living ranks see it."""
     found: dict[GroupKey, dict[int, GroupStatus]] = {}
     for rank in status.ranks:

@@ -23,10 +23,7 @@ __all__ = ["run_bench"]
 
 
 def run_bench(
-    shell: InteractiveShell,
-    cluster: Cluster,
-    values: Values,
-    serve: Callable[[], None],
+    shell: InteractiveShell, cluster: Cluster, values: Values, serve: Callable[[], None]
 ) -> BenchReport:
     """Run the benchmark of the command line; return the report.
 

@@ -187,8 +187,7 @@ class _Head:
 
 def _best(heads: Iterable[_Head], by_time: bool = False) -> _Head:
     return min(
-        heads,
-        key=lambda h: (h.loss, h.since if by_time else 0.0, min(h.holders)),
+        heads, key=lambda h: (h.loss, h.since if by_time else 0.0, min(h.holders))
     )
 
 

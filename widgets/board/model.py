@@ -146,10 +146,7 @@ class BoardModel:
         if found is None:
             self._first = self._first or key.name
             found = self._known[key] = Group(
-                f"g{self._created}",
-                text(key.name, 60),
-                key,
-                place_of(key, self._first),
+                f"g{self._created}", text(key.name, 60), key, place_of(key, self._first)
             )
             self._created += 1
             insort(self.groups, found, key=lambda one: one.place)
