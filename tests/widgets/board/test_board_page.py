@@ -63,6 +63,9 @@ class TestTable:
         assert [row[0] for row in rows] == ["0", "1", "2", "3"]
         assert [row[titles.index("state")] for row in rows] == ["idle"] * 4
         assert scene.page.sent()[0].keys() == {"watch"}
+        # Idle ranks have no line, and so no button without a name.
+        buttons = scene.page.board().locator("button:visible").all_inner_texts()
+        assert all(buttons)
 
     def test_a_hang_is_seen(self, scene: Scene) -> None:
         scene.take(*simulated.hang(4, 2))

@@ -35,7 +35,10 @@ export function mapText(rows) {
     alike.get(key).push(rank);
   }
   const parts = [...alike].sort(([one], [other]) => Math.sign(one[0] - other[0]));
-  const texts = parts.slice(0, TOLD).map(([key, ranks]) => `${nameRanks(ranks)} ${key.slice(2)}`);
+  const texts = parts.slice(0, TOLD).map(([key, ranks]) => {
+    const what = ranks.length > 1 ? key.slice(2).replace(/^waits /, "wait ") : key.slice(2);
+    return `${nameRanks(ranks)} ${what}`;
+  });
   if (parts.length > TOLD) texts.push("and others");
   return `map of ${plural(rows.size, "rank")}: ${texts.join("; ")}`;
 }

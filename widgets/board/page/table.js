@@ -231,6 +231,8 @@ export class Table {
     this.widths.measure(place, fold ? `▸ ${text}` : text.replace(/^waits /, "waited ") + stay);
     if (column.key === "line") {
       target.cell.firstChild.disabled = !isPlace(text);
+      // A screen reader would read a button without a name.
+      target.cell.firstChild.hidden = !text;
       setText(target.cell.lastChild, stay);
     } else if (column.key === "state") {
       setAttribute(target.cell.firstChild, "class", `shape ${moodClass(cells.mood)}`);

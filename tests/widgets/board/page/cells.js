@@ -45,7 +45,7 @@ test("the map has a text, with those at fault first", () => {
   const waits = { state: "in flight", verdict: "waits for rank 2" };
   const late = { state: "idle", verdict: "not entered", blame: 1 };
   const rows = new Map([0, 1, 2, 3, 4].map((rank) => [rank, rank === 2 ? late : waits]));
-  equal(mapText(rows), "map of 5 ranks: rank 2 not entered; ranks 0–1, 3–4 waits for rank 2");
+  equal(mapText(rows), "map of 5 ranks: rank 2 not entered; ranks 0–1, 3–4 wait for rank 2");
   for (let rank = 5; rank < 20; rank++) rows.set(rank, { state: `in cell ${rank}` });
   equal(mapText(rows).endsWith("; rank 10 in cell 10; and others"), true);
 });
