@@ -22,6 +22,7 @@ from ..interface.registry import (
 )
 from ..rank_sets import describe_members, name_ranks
 from ..stores.base import RANK_0, UNKNOWN_END, Store
+from ..thread_start import run_bounded
 from ..work.async_errors import take_async_error
 from ..work.flight_recorder import recorder, user_frame
 from . import arrival
@@ -33,6 +34,7 @@ from .key import GroupKey
 from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
 from .remedies import after_death, after_departure, after_store_loss, in_torch
+from .row import PATIENCE
 from .script_end import line_that_ended, script_frame
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupSource, GroupStatus, WatchedGroup
@@ -159,6 +161,7 @@ class World:
     ) -> ProcessGroup:
         assert self.rank is not None
         assert self.store is not None
+        recorder.set_apart(GroupKey(name, tuple(ranks)).id)
         made = ProcessGroup(
             name,
             ranks,
@@ -439,10 +442,11 @@ class World:
         `ValueError` where this rank is not in `group`.
         """
         with self._lock:
-            if store is not None:
-                self.store = store
             # A notebook restarts dead ranks first.
             self._dead.clear()
+            if store is not None:
+                self.store = store
+                self._ended.clear()
             known = self._all_groups()
             chosen = known if group is None else [self._find(group, known)]
             for one in chosen:
@@ -559,6 +563,9 @@ class World:
                 one.shutdown()
             if self._ends is not None:
                 self._ends.leave(how, remedy)
+            if self.store is not self._own_store:
+                # It serves later groups, too, which may have the same names.
+                run_bounded("forget", lambda: _forget_groups(chosen), PATIENCE)
         except BaseException as error:
             for one in chosen:
                 one.abort(f"destroy_process_group() was ended by {error!r}")
@@ -719,6 +726,12 @@ def _leave_groups(groups: Sequence[ProcessGroup], how: str, remedy: str) -> None
     deadline = time.monotonic() + LINGER
     for group in groups:
         group.current.linger(deadline)
+
+
+def _forget_groups(groups: Sequence[ProcessGroup]) -> None:
+    """Have the store forget `groups` once every rank has destroyed them."""
+    for group in groups:
+        group.current.forget()
 
 
 #: The groups of this process.

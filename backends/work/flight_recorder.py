@@ -529,6 +529,10 @@ class GroupCounters:
         return count if sends or not self.messages.get((False, None, tag)) else 0
 
 
+#: More than the generations of any group.
+_APART = 1_000_000
+
+
 class FlightRecorder:
     """A ring of the last `size` records of this process."""
 
@@ -570,6 +574,15 @@ class FlightRecorder:
         earlier = [one for one in self.records() if one.status is status]
         status.enqueued = earlier[-1] if earlier else None
         self.changed()
+
+    def set_apart(self, group_id: str) -> None:
+        """Give records of `group_id` generations below 0: the group is made anew.
+
+        The sequence numbers of the new one begin where those of the destroyed one did.
+        """
+        for record in self.records():
+            if record.status.group_id == group_id:
+                record.generation -= _APART
 
     @property
     def count(self) -> int:

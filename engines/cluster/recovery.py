@@ -409,7 +409,9 @@ def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
     for key in known if group is None else find_groups(group, known):
         views = known[key]
         _check_alive(registry, answers, key, one_job)
-        generation = 1 + max(one.generation for one in views.values())
+        begun = [one.generation for one in views.values()]
+        generation = 1 + max(*begun, registry.generations.get(key.id, 0))
+        registry.generations[key.id] = generation
         for rank in key.ranks:
             generations.setdefault(rank, {})[key.id] = generation
         # On some members the cell failed before it made the group, or destroyed it.

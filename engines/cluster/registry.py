@@ -86,6 +86,9 @@ class EngineRegistry(RankRegistry):
         #: The rank that hosts the store of torch's default group, and its port, if this
         #: process has started it.
         self.torch_store: tuple[int, int] | None = None
+        #: The last generation of each group, by its id, that a rebuild has begun: a
+        #: later group may have the id, and its keys in the store.
+        self.generations: dict[str, int] = {}
         #: Advice about GPUs and backends of the ranks, one line each.
         self.advice: list[str] = []
         self._by_uuid: dict[str, RankSlot] = {}

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rankscope as dist
 from rankscope.backends.observe.evidence import SourceLine
 from rankscope.backends.work.flight_recorder import (
     FlightRecorder,
     GroupCounters,
     Record,
     issued_by,
+    recorder,
     user_frame,
 )
 from rankscope.backends.work.op_type import OpType
@@ -99,6 +101,21 @@ def test_no_record_is_lost_where_groups_issue_from_threads_of_their_own() -> Non
     assert kept.count == threads * each
     numbers = [one.record_id for one in kept.records()]
     assert numbers == list(range(threads * each))
+
+
+def test_a_group_that_is_made_anew_has_records_of_its_own() -> None:
+    """Else its first ops would be compared with the last ones of other ranks."""
+    recorder.clear()
+    for _ in range(3):
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+    ops = [(one["generation"], one["collective_seq_id"]) for one in recorder.dump()]
+    first, second, third = ops
+    assert third == (0, 1)
+    assert first[0] < second[0] < 0
 
 
 def test_the_oldest_records_fall_out() -> None:

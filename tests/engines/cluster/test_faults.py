@@ -177,6 +177,30 @@ def test_a_rank_that_destroys_its_groups_gets_them_back(cluster: Cluster) -> Non
     cluster.execute(imports + destroy).result(WAIT)
 
 
+def test_groups_that_a_cell_makes_anew_are_replaced_and_left_like_the_first_ones(
+    cluster: Cluster,
+) -> None:
+    """They meet at a store of their own, and go on in the cluster's once rebuilt."""
+    again = "dist.destroy_process_group()\ndist.init_process_group()\n" + SUM
+    # Of one generation and name as what is left of the first ones in that store.
+    cluster.rebuild()
+    cluster.execute(again + "\ndist.barrier()" * 3).result(WAIT)
+    cluster.execute(again).result(WAIT)
+    cell = hanging(cluster, absent=2)
+    # Rank 2 has not issued the barrier of this number: that was in the group before.
+    until(lambda: bool(cluster.diagnose()), WAIT, "a verdict")
+    (found,) = cluster.diagnose()
+    assert (found.culprits, found.op, found.seq) == ((2,), "all_reduce", 2)
+    assert "rank 2 has not entered all_reduce #2" in str(found)
+    kill(cluster, 2)
+    assert cell.wait(WAIT)
+    cluster.restart([2])
+    cluster.rebuild()
+    cluster.execute(SUM).result(WAIT)
+    # The port of the first store is free again.
+    cluster.execute(again).result(WAIT)
+
+
 @pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise SystemExit(3)"])
 def test_sys_exit_in_a_cell_is_an_error_as_any_other(
     cluster: Cluster, code: str
