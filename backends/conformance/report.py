@@ -130,17 +130,14 @@ class Report:
 
     @property
     def failed(self) -> list[Result]:
-        """The rules that failed."""
         return [result for result in self.results if result.status == "failed"]
 
     @property
     def held(self) -> list[Result]:
-        """The rules that held."""
         return [result for result in self.results if result.status == "held"]
 
     @property
     def skipped(self) -> list[Result]:
-        """The rules that were skipped."""
         return [result for result in self.results if result.status == "skipped"]
 
     def summary(self) -> str:

@@ -94,7 +94,6 @@ class HostArrays:
         array[...] = values
 
     def read(self, array: Any) -> npt.NDArray[Any]:
-        """Return the array itself."""
         return array
 
 

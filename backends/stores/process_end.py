@@ -93,7 +93,6 @@ class ProcessEnd:
         return int(struct.unpack_from("=i", info, _STATUS_AT)[0])
 
     def close(self) -> None:
-        """Close the pidfd."""
         os.close(self._pidfd)
 
 

@@ -104,7 +104,6 @@ class _Shell(Ops):
         return self._size
 
     def name(self) -> str:
-        """Return the name of the backend."""
         return NAME
 
     getRank, getSize, getBackendName = rank, size, name
@@ -263,7 +262,6 @@ class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
         return self._name
 
     def getGroupDesc(self) -> str:
-        """Return what the group is for."""
         return self._description
 
     def setGroupName(self, name: str) -> None:

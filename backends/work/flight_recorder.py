@@ -289,7 +289,6 @@ class Record(OpEntry):
 
     @property
     def group(self) -> str:
-        """The name of the group."""
         return self.status.name
 
     def started(self, work: Work) -> None:

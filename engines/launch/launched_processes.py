@@ -94,7 +94,6 @@ class LaunchedProcesses:
         self._on_controller_exit(stop_data.get("pid", -1), _exit_code(stop_data))
 
     def _engine_launchers(self) -> list[Any]:
-        """The launchers that run one engine each."""
         return [
             launcher
             for engine_set in list(self.cluster.engines.values())

@@ -169,13 +169,11 @@ class RankTable(ScrollView, can_focus=True):
     # -- drawing --------------------------------------------------------------
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return lines of what is in sight."""
         # To find it takes as long as to draw half of a line.
         self._base = self.rich_style
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
-        """Return line `y` of what is in sight."""
         x, first = self.scroll_offset
         if y == 0:
             segments = self._segments(

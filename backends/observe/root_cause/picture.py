@@ -102,7 +102,6 @@ class Picture:
         return one.read_ns - (one.active_ns or 0) < self.stall * 1e9
 
     def rank(self, rank: int) -> RankEvidence:
-        """Return what is known of a rank."""
         return self.evidence.rank(rank)
 
     @cached_property

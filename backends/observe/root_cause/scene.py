@@ -52,7 +52,6 @@ class Wait:
 
     @property
     def name(self) -> str:
-        """The name of the op."""
         return self.op.op if self.op is not None else ""
 
     @property

@@ -180,7 +180,6 @@ class Names:
 
     @staticmethod
     def device_types(group: Any) -> list[str]:
-        """Return the types of device that `group` has a backend for."""
         return [device.type for device in getattr(group, "_device_types", ())]
 
     @staticmethod
