@@ -160,6 +160,9 @@ class Log:
         self._held = ""
         #: A process → why Linux has killed it; None: one that is not named.
         self.reasons: dict[int | None, str] = {}
+        #: The ranks in some group that an op timed out on, by its name and number, in
+        #: lines that name no rank of the job: those of torch before 2.2.
+        self.of_groups: dict[tuple[str, int], set[int]] = {}
         #: What the job said of itself, in the order of its words.
         self.said: dict[str, None] = {}
         #: The rank whose op's stack has begun, and its calls.
@@ -273,6 +276,8 @@ class Log:
                 self.groups.add(rank, known)
             if OP_STACK in text:
                 self._op_stack = rank, []
+        elif (work := work_line(text)) is not None:
+            self.of_groups.setdefault((work.op, work.seq), set()).add(work.place)
         # Torch's excepthook writes the rank before each line; what is not empty.
         stream = self._streams.setdefault(source, _Stream())
         stream.feed(text)

@@ -217,6 +217,9 @@ class Texts:
             if unplaced := [one for one in log.unplaced() if not one.is_consequence]:
                 text = unplaced[-1].text
                 own.append(f"{text}: it does not say on which rank that was raised")
+            for (op, seq), places in log.of_groups.items():
+                who = tell_ranks(sorted(places), f"gave up {op} #{seq}")
+                own.append(f"{who}: these are ranks in a group, which it does not name")
             self._files[path] = EvidenceFile(path, KIND, ranks, "; ".join(own))
             # What is said of all logs is said once.
             absent = []

@@ -810,6 +810,22 @@ def test_ops_of_two_groups_may_have_one_number(tmp_path: Path, mixed: bool) -> N
     assert verdict.op == ("" if mixed else "all_reduce")
 
 
+def test_lines_of_old_releases_name_ranks_of_a_group_alone(tmp_path: Path) -> None:
+    """As torch 2.1 writes them: which ranks of the job these are is not known."""
+    lines = [
+        f"[E ProcessGroupNCCL.cpp:474] [Rank {rank}] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=13, OpType=ALLREDUCE, NumelIn=8, "
+        "NumelOut=8, Timeout(ms)=1800000) ran for 1800213 milliseconds before timing"
+        for rank in (0, 2, 3)
+    ]
+    report = examined(tmp_path, lines)
+    assert report.verdicts == ()
+    assert [one.problem for one in report.files] == [
+        "ranks 0, 2–3 gave up all_reduce #13: these are ranks in a group, which it "
+        "does not name"
+    ]
+
+
 def test_groups_of_a_split_share_a_name(tmp_path: Path) -> None:
     """Ranks 0, 2 and ranks 1, 3: nothing tells whose peers are whose."""
     counts = {0: (13, 12), 2: (13, 12), 1: (13, 13), 3: (13, 13)}
