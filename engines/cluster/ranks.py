@@ -198,7 +198,19 @@ class Ranks(ObservedRanks):
     def end_init(self, ranks: Chosen, reason: str, culprits: Sequence[int]) -> None:
         """End the `init_process_group` that cells wait in on `ranks`.
 
-        It raises `DistAbortedError`: `culprits` will not come, for `reason`.
+        It raises `DistAbortedError` there.
+
+        Parameters
+        ----------
+        reason : str
+            Why ranks will not come; part of the error.
+        culprits : sequence of int
+            Those ranks.
+
+        Raises
+        ------
+        ClusterError
+            It is closed, or there is no such rank.
         """
         self._registry.ask(
             requests.EndInit(reason, culprits), self._chosen(ranks), timeout=0.5
