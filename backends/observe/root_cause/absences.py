@@ -16,6 +16,41 @@ __all__ = ["awaited_ranks"]
 
 
 def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
+    edges, awaited = _who_awaits(picture, has_cause)
+    waiting = {wait.rank for wait in picture.waits}
+    free: dict[int, list[Wait]] = {}
+    causes: list[Cause] = []
+    for members in final_components(edges):
+        if not blamed.isdisjoint(members):
+            continue
+        if len(members) > 1:
+            if any(one.lacks_peer and one.rank in members for one in picture.waits):
+                # The rank for which it waits there may be why all of them do.
+                continue
+            inside = [
+                wait
+                for wait in picture.waits
+                if wait.rank in members
+                and not {*wait.absent, *wait.unknown, *wait.any_of}.isdisjoint(members)
+            ]
+            causes += cycle_of(members, edges, inside, picture)
+        elif members[0] in waiting and picture.rank(members[0]).death is None:
+            # It is in an op that all ranks are in, or of which little is known.
+            continue
+        elif picture.may_wait(members[0]):
+            continue
+        else:
+            free[members[0]] = awaited[members[0]]
+    known = _worth_telling(
+        free, {*edges, *blamed}, picture, has_cause, has_cycles=bool(causes)
+    )
+    return causes + _absences(known, picture)
+
+
+def _who_awaits(
+    picture: Picture, has_cause: bool
+) -> tuple[dict[int, set[int]], dict[int, list[Wait]]]:
+    """Return rank → those it waits for, and rank → the waits for it."""
     edges: dict[int, set[int]] = defaultdict(set)
     awaited: dict[int, list[Wait]] = defaultdict(list)
     differ = {(one.group, one.seq) for one in picture.differences}
@@ -53,38 +88,27 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
         awaited[other] += awaited[rank]
     for rank in [one for one in edges if picture.rank(one).death is not None]:
         del edges[rank]
-    free: dict[int, list[Wait]] = {}
-    causes: list[Cause] = []
-    for members in final_components(edges):
-        if not blamed.isdisjoint(members):
-            continue
-        if len(members) > 1:
-            if any(one.lacks_peer and one.rank in members for one in picture.waits):
-                # The rank for which it waits there may be why all of them do.
-                continue
-            inside = [
-                wait
-                for wait in picture.waits
-                if wait.rank in members
-                and not {*wait.absent, *wait.unknown, *wait.any_of}.isdisjoint(members)
-            ]
-            causes += cycle_of(members, edges, inside, picture)
-        elif members[0] in waiting and picture.rank(members[0]).death is None:
-            # It is in an op that all ranks are in, or of which little is known.
-            continue
-        elif picture.may_wait(members[0]):
-            continue
-        else:
-            free[members[0]] = awaited[members[0]]
+    return edges, awaited
+
+
+def _worth_telling(
+    free: Mapping[int, list[Wait]],
+    waiting: Collection[int],
+    picture: Picture,
+    has_cause: bool,
+    *,
+    has_cycles: bool,
+) -> dict[int, list[Wait]]:
+    """Return which of the ranks that are `free` are absent for sure."""
     known = {rank: waits for rank, waits in free.items() if _has_facts(rank, picture)}
-    if not known and not causes and not has_cause:
-        known = free
+    if not known and not has_cycles and not has_cause:
+        known = {**free}
     elif not has_cause:
-        held = {*edges, *known, *blamed}
+        held = {*waiting, *known}
         for rank, waits in free.items():
             if rank not in known and not _may_wait(rank, waits, held, picture):
                 known = {**known, rank: waits}
-    return causes + _absences(known, picture)
+    return known
 
 
 def _ended_by_others(
