@@ -134,18 +134,23 @@ def _held(
                 "backend; expected one of the backend rankscope"
             )
         ranks &= {*td.get_process_group_ranks(module.process_group)}
+    described, refusal = [], ""
     for schedule in sharded.schedules(model):
         for stage in sharded.stages(schedule):
             # They have other stages, which may have the same shapes.
             ranks -= {*td.get_process_group_ranks(stage.group)} - {td.get_rank()}
-    described, refusal = [], ""
+            if stage.group.size() < stage.group_size:
+                refusal = (
+                    f"rejoin: stage {stage.stage_index} of a pipeline has a group that "
+                    f"has lost ranks ({stage.group.size()} of {stage.group_size} are "
+                    f"left), and their stages are on no rank of it: {_START_AGAIN}"
+                )
     for name, one in (*model.named_parameters(), *model.named_buffers()):
         mesh = sharded.lost_ranks(one)
         if mesh is not None:
             refusal = (
                 f"rejoin: a parameter is sharded over {mesh}, which has lost ranks: no "
-                "such model goes on over a part of its mesh; start the job again, and "
-                "load a checkpoint (torch.distributed.checkpoint.load)"
+                f"such model goes on over a part of its mesh; {_START_AGAIN}"
             )
         elif hasattr(one, "device_mesh"):
             ranks &= _with_same_shard(one)
@@ -167,6 +172,11 @@ def _held(
         hooks=_hooks_of(model),
         refusal=refusal,
     )
+
+
+_START_AGAIN = (
+    "start the job again, and load a checkpoint (torch.distributed.checkpoint.load)"
+)
 
 
 def _with_same_shard(parameter: Any) -> set[int]:

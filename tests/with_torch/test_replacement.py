@@ -383,6 +383,38 @@ def test_tensor_parallelism_in_ddp_is_refused_after_a_shrink(tmp_path: Path) -> 
     assert len(re.findall(r"refused: .*, which has lost ranks: no such", out)) == 3, out
 
 
+def test_a_pipeline_is_refused_after_a_shrink_that_took_a_stage(tmp_path: Path) -> None:
+    """On the ranks whose own pipeline is whole, too; one of them went on alone."""
+    code = """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "stages"))
+    index = mesh.get_local_rank("stages")
+    model = training.DistributedDataParallel(
+        torch.nn.Linear(4, 4), process_group=mesh.get_group("replicas"))
+    stage = training.PipelineStage(
+        model, index, 2, torch.device("cpu"), group=mesh.get_group("stages"))
+    schedule = Schedule1F1B(stage, 2, loss_fn=lambda x, _: x.pow(2).mean())
+    optimizer, x = training.adam(model), torch.ones(4, 4)
+    try:
+        if rank == 0:
+            os.kill(os.getpid(), 9)
+        schedule.step(*([x] if index == 0 else []), target=x)
+        dist.barrier()
+    except RuntimeError:
+        assert rankscope.torch.shrink(timeout=60) == [0]
+    try:
+        rankscope.torch.rejoin(model, optimizer)
+    except ValueError as error:
+        print(f"refused: {error}")
+    dist.destroy_process_group()
+    """
+    imports = "from torch.distributed.pipelining import Schedule1F1B\n"
+    options = "-n", "4", "--min-ranks", "3"
+    status, out, err = run(tmp_path, imports + dedent(code), *options)
+    assert status == 0, err
+    refused = "refused: rejoin: stage 1 of a pipeline has a group that has lost ranks "
+    assert out.count(refused + "(1 of 2 are left)") == 3, out
+
+
 def test_a_fresh_rank_that_does_not_rejoin_is_named(tmp_path: Path) -> None:
     code = """
     x = torch.ones(1)

@@ -330,6 +330,28 @@ def test_a_stopped_rank_is_told_again_and_again_with_what_to_do(
     assert one._stopped == {}
 
 
+@pytest.mark.processes
+def test_the_end_of_torchs_store_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ranks that come to `init_process_group` later would wait in silence."""
+    one = object.__new__(Launcher)
+    one._torch_store = None
+    one._tell_store_ended()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as one._torch_store:
+        one._tell_store_ended()
+        assert capsys.readouterr().err == ""
+        one._torch_store.kill()
+        os.waitid(os.P_PID, one._torch_store.pid, os.WEXITED | os.WNOWAIT)
+        one._tell_store_ended()
+        one._tell_store_ended()
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "rankscope.run: the process with torch's store has ended (-9)"
+    )
+    assert told.count("\n") == 1
+
+
 def _of_pid(pid: int) -> RankProcess:
     process = object.__new__(RankProcess)
     process.pid = pid
