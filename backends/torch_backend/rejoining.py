@@ -138,11 +138,12 @@ def _held(
     for schedule in sharded.schedules(model):
         for stage in sharded.stages(schedule):
             # They have other stages, which may have the same shapes.
-            ranks -= {*td.get_process_group_ranks(stage.group)} - {td.get_rank()}
-            if stage.group.size() < stage.group_size:
+            left = td.get_process_group_ranks(stage.group)
+            ranks -= {*left} - {td.get_rank()}
+            if len(left) < stage.group_size:
                 refusal = (
                     f"rejoin: stage {stage.stage_index} of a pipeline has a group that "
-                    f"has lost ranks ({stage.group.size()} of {stage.group_size} are "
+                    f"has lost ranks ({len(left)} of {stage.group_size} are "
                     f"left), and their stages are on no rank of it: {_START_AGAIN}"
                 )
     for name, one in (*model.named_parameters(), *model.named_buffers()):
