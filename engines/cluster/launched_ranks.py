@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import ipyparallel
@@ -55,6 +56,7 @@ class LaunchedRanks(Ranks):
         self._announcement = Announcement(options["cluster_id"], options["profile"])
         super().__init__(client, **options)
         self._registry.find_end = self._announcement.find_end
+        self._registry.find_end_of_job = self._find_end_of_job
 
     def _announce(self) -> None:
         """Have the command line find this cluster, with its present ranks."""
@@ -73,6 +75,9 @@ class LaunchedRanks(Ranks):
     def ended(self) -> str | None:
         """Why another process stopped the cluster; ``None`` if none did."""
         return self._announcement.ended
+
+    def _find_end_of_job(self) -> str:
+        return "" if self.slurm_job is None else self.slurm_job.find_end()
 
     def _watch_launched(self) -> None:
         assert self._launched is not None
@@ -103,6 +108,13 @@ class LaunchedRanks(Ranks):
     def allocation(self) -> str:
         """The job, and the time that is left of it, in words; empty without one."""
         return "" if self.slurm_job is None else self.slurm_job.text
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        if self.slurm_job is None or not (ended := self.slurm_job.ended):
+            return {}
+        why = f"{ended}: %dist_init --replace --slurm … starts another"
+        return {"rebuild": why, "restart": why}
 
     # -- a new engine ------------------------------------------------------
 
@@ -139,6 +151,9 @@ class LaunchedRanks(Ranks):
         """
         chosen = self._chosen(ranks)
         launched = self._launched
+        if "restart" in self.refused:
+            # The fork servers may live on for as long as Slurm gives them to end.
+            raise ClusterError(self.refused["restart"])
         if launched is None:
             raise ClusterError(
                 "restart: this cluster's launchers are not known here, only its "

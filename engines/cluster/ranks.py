@@ -408,9 +408,11 @@ class Ranks(ObservedRanks):
         ------
         ClusterError
             It is closed; there is no such group; groups that share a rank have the
-            name; or ranks are dead: `restart` those first.
+            name; ranks are dead: `restart` those first; or their job has ended.
         """
         self._check_open()
+        if "rebuild" in self.refused:
+            raise ClusterError(self.refused["rebuild"])
         self._take_over()
         with self._recovering:
             return recovery.rebuild(self._registry, group)

@@ -97,6 +97,8 @@ class EngineRegistry(RankRegistry):
         self._send_signal: Callable[[int, str, int], bool] = lambda *of_engine: False
         #: Returns why another process stopped the cluster, if one did.
         self.find_end: Callable[[], str | None] = lambda: None
+        #: Returns why the job that the ranks are in has ended, if it has.
+        self.find_end_of_job: Callable[[], str] = str
         #: Takes over dead ranks that another process restarted.
         self.take_over: Callable[[], object] = lambda: None
         # pid -> exit code of engines that ended before they had a rank.
@@ -385,10 +387,15 @@ class EngineRegistry(RankRegistry):
         """Mark silent engines dead that the controller does not list any more.
 
         The controller announces the end of an engine once; the announcement is lost
-        while the connection to the controller is down.
+        while the connection to the controller is down. It learns of none where all
+        processes of their hosts end with a job.
         """
         silent = [slot for slot in self._living(None) if slot.is_silent(RENEWAL)]
         if not silent:
+            return
+        if why := self.find_end_of_job():
+            for slot in silent:
+                self._mark_ended(slot, None, why)
             return
         future: Any = private.registered_engines(self.client)
         concurrent.futures.wait([future], HUB_WAIT)

@@ -303,10 +303,22 @@ class SlurmJob:
 
         `outputs` are what its steps have said by then.
         """
-        if not self.ended and not (await self.ask()).alive and self.info.state:
+        if not self.ended:
+            await self.ask()
+            self._note_end(outputs)
+        return self.ended
+
+    def find_end(self) -> str:
+        """Return the same, where no step is ours."""
+        if not self.ended:
+            self._ask()
+            self._note_end(tuple)
+        return self.ended
+
+    def _note_end(self, outputs: Callable[[], Iterable[str]]) -> None:
+        if self.info.state and not self.info.alive:
             why = self.info.why_ended("\n".join(outputs()))
             self.ended = f"Slurm's job {self.id} ended: {why}"
-        return self.ended
 
     @property
     def left(self) -> float | None:

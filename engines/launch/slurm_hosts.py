@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rankscope.backends.routes import address_towards
 
@@ -62,15 +62,6 @@ class SlurmHosts(Hosts):
 
     async def reserve(self) -> None:
         self.ranks = dict.fromkeys(await self._slurm.allocate(), 0)
-
-    async def connect_again(self, names: Iterable[str]) -> None:
-        """Connect to those of the nodes whose srun has ended, if the job has not."""
-        if self._slurm.ended:
-            # Its fork servers may live on for as long as Slurm gives them to end.
-            raise ClusterStartError(
-                f"{self._slurm.ended}: %dist_init --replace --slurm … starts another"
-            )
-        await super().connect_again(names)
 
     def leash(self, name: str) -> str:
         return f"the srun on {name}"

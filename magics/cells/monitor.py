@@ -168,6 +168,8 @@ class CellMonitor:
         self, status: ClusterStatus, ranks: Sequence[int], done: set[GroupKey]
     ) -> list[str]:
         if status.dead:
+            if "restart" in status.refused:
+                return [status.refused["restart"]]
             dead = name_ranks(status.dead)
             if self._cluster.restarts_together:
                 return [f"{dead} dead: %dist_restart all restarts the MPI job"]

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import psutil
 from rankscope.backends.conformance.leaks import lives
 from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
+from rankscope.widgets.board.model import BoardModel
 from tests.engines.cluster import two_hosts
 from tests.engines.cluster.ssh_hosts import PLACE, left_by, listening, owners
 from tests.engines.cluster.two_hosts import HERE, SUM, THERE, WAIT, Hosts, tell
@@ -361,14 +363,24 @@ def pending() -> None:
 
 
 def ended_jobs() -> None:
-    """The ranks of a job that is cancelled, or loses a node, name that."""
+    """The ranks of a job that is cancelled, or loses a node, name that.
+
+    Also for a notebook that had attached to them.
+    """
+    before = numbers()
+    left_by(slurm="-N 1 -n 1 -t 10", cluster_id="attached")
+    attached = Cluster.attach(cluster_id="attached")
+    slurm("scancel", *(numbers() - before))
     node = ["scontrol", "update", "nodename=host-b"]
     said = {
         "scancel": ended_by("scancel"),
         "node": ended_by(*node, "state=down", "reason=test"),
     }
     slurm(*node, "state=resume")
-    tell("ended", said=said)
+    until(lambda: attached.status().dead == [0], WAIT, "the end of the job")
+    reason = attached.status().ranks[0].reason
+    attached.close()
+    tell("ended", said=said, attached=reason)
 
 
 def ended_by(*command: str) -> dict[str, Any]:
@@ -380,18 +392,21 @@ def ended_by(*command: str) -> dict[str, Any]:
         slurm(*command, *([job] if command == ("scancel",) else []))
         until(lambda: cluster.status().dead == [0, 1], WAIT, "the end")
         reasons = [one.reason for one in cluster.status().ranks]
+        board = str(BoardModel.of(cluster.status()).banner())
         cell.wait(WAIT)
-        again = ""
-        try:
-            cluster.restart([0])
-        except ClusterError as error:
-            again = str(error)
+        again = []
+        for repair in (partial(cluster.restart, [0]), cluster.rebuild):
+            try:
+                repair()
+            except ClusterError as error:
+                again.append(str(error))
         return {
             "job": job,
             "reasons": reasons,
             "errors": [str(one) for one in cell.errors.values()],
             "text": cluster.status().allocation,
             "again": again,
+            "board": board,
         }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -152,7 +153,16 @@ def test_the_end_of_the_job_is_the_cause_of_the_ends_of_ranks(
     assert found["reasons"] == [f"rank {rank} is dead: {why}" for rank in range(2)]
     assert found["text"] == why
     assert why in found["errors"][0]
-    assert why in found["again"]
+    another = f"{why}: %dist_init --replace --slurm … starts another"
+    assert found["again"] == [another] * 2
+    assert found["board"].endswith(f"Rank 1 is dead: {why}.")
+
+
+def test_a_notebook_that_has_attached_names_the_end_of_the_job(
+    seen: dict[str, Any],
+) -> None:
+    why = r"rank 0 is dead: Slurm's job \d+ ended: cancelled, as by scancel"
+    assert re.fullmatch(why, seen["ended"]["attached"])
 
 
 def test_the_ranks_of_a_kept_job_are_found_by_its_number(seen: dict[str, Any]) -> None:
