@@ -138,7 +138,8 @@ def _held(
     for schedule in sharded.schedules(model):
         for stage in sharded.stages(schedule):
             # They have other stages, which may have the same shapes.
-            left = td.get_process_group_ranks(stage.group)
+            # Torch 2.7 knows no group None, the default one.
+            left = td.get_process_group_ranks(stage.group or td.group.WORLD)
             ranks -= {*left} - {td.get_rank()}
             if len(left) < stage.group_size:
                 refusal = (
