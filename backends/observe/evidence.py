@@ -235,8 +235,8 @@ class RankEvidence:
     #: How its process ended: a clause with the rank, e.g. ``rank 2 was killed by
     #: signal 9``.
     death: str | None = None
-    #: Why it does not answer: a clause without the rank, e.g. ``not answered for 3.0
-    #: s: its process is stopped``.
+    #: Why it does not answer: a clause without the rank, e.g. ``has not answered since
+    #: 16:39:10: its process is stopped``.
     silence: str | None = None
     #: How it left the cell that it ran, or that it runs none: a clause without the
     #: rank, e.g. ``left cell 7 with ValueError at line 4``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
@@ -43,8 +44,9 @@ def live_evidence(
         (key.id, generation): (key, Group(key.name, key.ranks, key.id))
         for key, generation in groups.items()
     }
+    now = time.time()
     evidence = combine(
-        (_of_rank(view, known) for view in views.values()),
+        (_of_rank(view, known, now) for view in views.values()),
         groups=[group for _, group in known.values()],
     )
     return Evidence(evidence.ranks, evidence.groups, at_one_moment=True)
@@ -53,11 +55,13 @@ def live_evidence(
 _Known = Mapping[tuple[str, int], tuple[GroupKey, Group]]
 
 
-def _of_rank(view: RankView, known: _Known) -> RankEvidence:
+def _of_rank(view: RankView, known: _Known, now: float) -> RankEvidence:
     silence = None
     if view.death is None and view.silent_for is not None:
         why = view.silence or _UNEXPLAINED
-        silence = f"has not answered for {view.silent_for:.1f} s: {why}"
+        # The verdict may be read, on a board or in a log, long after this moment.
+        since = time.strftime("%H:%M:%S", time.localtime(now - view.silent_for))
+        silence = f"has not answered since {since}: {why}"
     answered = view.death is None and silence is None and view.recorded
     # Those of our own groups and of watched ones come one after the other.
     records = sorted(view.records, key=lambda one: one["time_created_ns"])

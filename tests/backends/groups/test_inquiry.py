@@ -126,7 +126,7 @@ def test_a_rank_that_does_not_answer_is_named_in_time() -> None:
         os.kill(pid, signal.SIGCONT)
         ranks.tell(1, "go")
         said, _ = ranks.wait()
-    assert "rank 1 has not answered for 0.9 s" in said["text"]
+    assert "rank 1 has not answered since " in said["text"]
     assert said["culprits"] == (1,)
     assert TIMEOUT <= said["seconds"] < TIMEOUT + 5
 

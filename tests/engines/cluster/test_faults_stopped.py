@@ -48,7 +48,7 @@ def test_a_stopped_rank(cluster: Cluster, stopped: int) -> None:
     assert verdict.culprits == (stopped,)
     process = f"engine {cluster.engine_ids[1]}, pid {cluster.pids[1]} on "
     assert str(verdict).startswith(f"rank 1 ({process}")
-    assert "s: its process is stopped (SIGSTOP, or a debugger): kill" in str(verdict)
+    assert ": its process is stopped (SIGSTOP, or a debugger): kill" in str(verdict)
     # The others are let go at once; who did not answer is named.
     said = r"^rank 1: no answer within 2 s; .* in flight on ranks 0, 2–3 is aborted$"
     with pytest.raises(ClusterError, match=said):

@@ -252,8 +252,8 @@ def test_a_silent_host_is_named_at_once() -> None:
     (verdict,) = diagnose_once(Ranks(2.4, neighbour=False), STALL, SILENCE)
     assert verdict.culprits == (1, 2)
     assert verdict.certain
-    said = "ranks 1–2 have not answered for 2.4 s: no rank of far answers: the host or"
-    assert verdict.text.startswith(said)
+    said = r"ranks 1–2 have not answered since [\d:]{8}: no rank of far answers:"
+    assert re.match(said, verdict.text)
 
 
 def test_what_the_ranks_are_told_is_by_group() -> None:

@@ -562,7 +562,7 @@ class TestBanner:
             (),
             "",
             0,
-            "rank 1 has not answered for 2.4 s: its process is stopped",
+            "rank 1 has not answered since 16:39:10: its process is stopped",
             certain=True,
         )
         found.show_verdicts([frozen])

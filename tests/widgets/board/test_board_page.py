@@ -551,7 +551,7 @@ class TestButtons:
             (),
             "",
             0,
-            "rank 2 has not answered for 2.5 s: its process is stopped",
+            "rank 2 has not answered since 16:39:10: its process is stopped",
             certain=True,
         )
         scene.take(statuses.cluster(silent), [verdict])
