@@ -5,16 +5,25 @@ The page *When it hangs* quotes these verdicts, and its pictures show them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from rankscope.backends import OpType, ReduceOp
+from rankscope.backends.observe import live_evidence
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from tests.backends.observe.test_diagnosis import Simulated, look
 
 __all__ = ["SCENES", "Ranks", "scene"]
 
 Ranks = list[Simulated]
+
+#: The time of the pictures: 16:39:17, wherever they are taken.
+CLOCK = SimpleNamespace(
+    time=lambda: 60_000.0 - 42.8, localtime=time.gmtime, strftime=time.strftime
+)
 
 
 def others(ranks: Ranks, odd: int, op: OpType, **arguments: Any) -> None:
@@ -121,6 +130,7 @@ def scene(fault: Fault) -> tuple[Ranks, Verdict]:
     for one in ranks:
         one.issue(OpType.ALL_REDUCE, 1, done=True)
     SCENES[fault](ranks)
-    (verdict,) = look(ranks)
+    with mock.patch.object(live_evidence, "time", CLOCK):
+        (verdict,) = look(ranks)
     assert verdict.fault is fault
     return ranks, verdict
