@@ -36,8 +36,7 @@ class Session:
         self._watch: StallWatch | None = None
         self._spans: Spans | None = None
         self._metrics: MetricsServer | None = None
-        # Each with the time at which it was found.
-        # With the time of day, and when it was told (``time.monotonic()``).
+        # Each with the time of day, and with when it was told (``time.monotonic()``).
         self._verdicts: Sequence[tuple[Verdict, str, float]] = ()
 
     @property

@@ -161,7 +161,6 @@ class World:
     ) -> ProcessGroup:
         assert self.rank is not None
         assert self.store is not None
-        recorder.set_apart(GroupKey(name, tuple(ranks)).id)
         made = ProcessGroup(
             name,
             ranks,
@@ -174,8 +173,10 @@ class World:
             self._ended,
         )
         self._groups[made.key] = made
+        group_id = made.key.id
+        recorder.set_apart(group_id)
         if self._ends is not None:
-            self._ends.made.append(made.key.id)
+            self._ends.made.append(group_id)
         # Those of before, and one that ended before the group was among these.
         made.note_ended()
         self.no_groups = None

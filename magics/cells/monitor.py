@@ -63,7 +63,7 @@ class CellMonitor:
         self._next_check = now + CHECK_PERIOD
         status = self._cluster.status()
         for stuck in stuck_on(status, failures, running, GRACE / 2):
-            cause = _cause(failures, stuck.absent)
+            cause = _raised(_first(failures, stuck.absent))
             # The cause is known: a diagnosis would repeat it.
             self._abort([stuck.group], cause, ())
             self._notify(
@@ -78,12 +78,10 @@ class CellMonitor:
             and one.joining_for >= GRACE / 2
         ]
         if joining:
-            # Others may have raised because their op was aborted.
-            first = [r for r, error in failures.items() if not error.is_abort_echo]
-            absent = min(first or failures)
-            self._cluster.end_init(joining, _cause(failures, absent), [absent])
+            first = _first(failures, min(failures))
+            self._cluster.end_init(joining, _raised(first), [first.rank])
             self._notify(
-                f"{name_ranks(joining)} in init_process_group, which rank {absent} "
+                f"{name_ranks(joining)} in init_process_group, which rank {first.rank} "
                 "will not join: ended"
             )
 
@@ -219,12 +217,16 @@ def name_op(op: OpStatus) -> str:
     return f"{op.op}{number}{source}"
 
 
-def _cause(failures: Mapping[int, RankError], absent: int) -> str:
+def _first(failures: Mapping[int, RankError], absent: int) -> RankError:
     """Return why `absent` does not enter: its error, or the error that caused it."""
     error = failures[absent]
     if error.is_abort_echo:
         causes = [e for e in failures.values() if not e.is_abort_echo]
         error = causes[0] if causes else error
+    return error
+
+
+def _raised(error: RankError) -> str:
     return f"rank {error.rank} raised {error.ename}{place_of(error)}"
 
 

@@ -354,6 +354,16 @@ def test_the_others_go_on_without_a_rank_that_is_not_started_again(
     assert "it is not started again, as rank 1 is lost: rank 2 may go on" in err
 
 
+#: The end of a script whose model `rejoin` is to refuse.
+REFUSED = """
+    try:
+        rankscope.torch.rejoin(model, optimizer)
+    except ValueError as error:
+        print(f"refused: {error}")
+    dist.destroy_process_group()
+    """
+
+
 def test_tensor_parallelism_in_ddp_is_refused_after_a_shrink(tmp_path: Path) -> None:
     """On the ranks whose own mesh is whole, too; it trained on with wrong values."""
     code = """
@@ -372,13 +382,9 @@ def test_tensor_parallelism_in_ddp_is_refused_after_a_shrink(tmp_path: Path) -> 
         dist.barrier()
     except rankscope.DistAbortedError:
         assert rankscope.torch.shrink(timeout=60) == [3]
-    try:
-        rankscope.torch.rejoin(model, optimizer)
-    except ValueError as error:
-        print(f"refused: {error}")
-    dist.destroy_process_group()
     """
-    status, out, err = run(tmp_path, code, "-n", "4", "--min-ranks", "3")
+    options = "-n", "4", "--min-ranks", "3"
+    status, out, err = run(tmp_path, code + REFUSED, *options)
     assert status == 0, err
     assert len(re.findall(r"refused: .*, which has lost ranks: no such", out)) == 3, out
 
@@ -401,15 +407,10 @@ def test_a_pipeline_is_refused_after_a_shrink_that_took_a_stage(tmp_path: Path) 
         dist.barrier()
     except RuntimeError:
         assert rankscope.torch.shrink(timeout=60) == [0]
-    try:
-        rankscope.torch.rejoin(model, optimizer)
-    except ValueError as error:
-        print(f"refused: {error}")
-    dist.destroy_process_group()
     """
     imports = "from torch.distributed.pipelining import Schedule1F1B\n"
     options = "-n", "4", "--min-ranks", "3"
-    status, out, err = run(tmp_path, imports + dedent(code), *options)
+    status, out, err = run(tmp_path, imports + dedent(code + REFUSED), *options)
     assert status == 0, err
     refused = "refused: rejoin: stage 1 of a pipeline has a group that has lost ranks "
     assert out.count(refused + "(1 of 2 are left)") == 3, out

@@ -19,10 +19,6 @@ __all__ = [
     "waits_of_few",
 ]
 
-#: Ops of each rank and group that are compared by their places: what is other than on
-#: other ranks moves all that come later.
-LATEST = 200
-
 
 def out_of_step(
     sides: Mapping[Place, Collection[int]], picture: Picture
@@ -227,7 +223,7 @@ def out_of_program(picture: Picture) -> tuple[int, ...]:
     """
     alone: set[int] = set()
     one_of_two: list[Collection[int]] = []
-    for places in _places(picture).values():
+    for places in picture.program_places.values():
         sides = sorted(group_by(places, places.__getitem__).values(), key=len)
         if len(sides) > 2 or (len(sides) == 2 and len(sides[0]) > 1):
             return ()
@@ -240,33 +236,9 @@ def out_of_program(picture: Picture) -> tuple[int, ...]:
 
 
 def _orders_differ(picture: Picture) -> bool:
-    return any(len({*places.values()}) > 1 for places in _places(picture).values())
-
-
-def _places(picture: Picture) -> dict[object, dict[int, object]]:
-    """Return the place of each op among all that a rank has issued, and the op at each.
-
-    An op has one place on the ranks that run the same program: those that have groups
-    of the same names, and the same place where they send and receive.
-    """
-    p2p = {scene.group.name for scene in picture.scenes if scene.has_p2p}
-    programs: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
-    for group in picture.evidence.groups:
-        for place, rank in enumerate(group.ranks):
-            own = place if group.name in p2p else 0
-            programs[rank].append((group.name, len(group.ranks), own))
-    found: dict[object, dict[int, object]] = defaultdict(dict)
-    for scene in picture.scenes:
-        for rank, known in scene.known.items():
-            if not picture.rank(rank).counts_all:
-                continue
-            program = (*sorted(programs[rank]),)
-            # Of a batch, whose ops share a number, the last one.
-            last = {(op.is_p2p, op.seq): op.order for op in known.ops[-LATEST:]}
-            for op, order in last.items():
-                found[program, scene.group.name, op][rank] = order
-                found[program, order][rank] = scene.group.name, op
-    return found
+    return any(
+        len({*places.values()}) > 1 for places in picture.program_places.values()
+    )
 
 
 def _pipelines_differ(picture: Picture) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,10 @@ from .pairs import Match, Pairs
 from .scene import GroupScene, Wait, scenes_of, stale_ranks
 
 __all__ = ["Cause", "Picture", "issue_order"]
+
+#: Ops of each rank and group that are compared by their places: what is other than on
+#: other ranks moves all that come later.
+LATEST = 200
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,32 @@ class Picture:
         ranks = self.evidence.ranks.values()
         ops = (op for one in ranks for found in one.groups.values() for op in found.ops)
         return Callers(chain((one.location for one in ranks), (op.line for op in ops)))
+
+    @cached_property
+    def program_places(self) -> dict[object, dict[int, object]]:
+        """The place of each op among all that a rank has issued, and the op at each.
+
+        An op has one place on the ranks that run the same program: those that have
+        groups of the same names, and the same place where they send and receive.
+        """
+        p2p = {scene.group.name for scene in self.scenes if scene.has_p2p}
+        programs: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+        for group in self.evidence.groups:
+            for place, rank in enumerate(group.ranks):
+                own = place if group.name in p2p else 0
+                programs[rank].append((group.name, len(group.ranks), own))
+        found: dict[object, dict[int, object]] = defaultdict(dict)
+        for scene in self.scenes:
+            for rank, known in scene.known.items():
+                if not self.rank(rank).counts_all:
+                    continue
+                program = (*sorted(programs[rank]),)
+                # Of a batch, whose ops share a number, the last one.
+                last = {(op.is_p2p, op.seq): op.order for op in known.ops[-LATEST:]}
+                for op, order in last.items():
+                    found[program, scene.group.name, op][rank] = order
+                    found[program, order][rank] = scene.group.name, op
+        return found
 
     def is_idle(self, rank: int) -> bool:
         """Return whether `rank`, of which no end is known, was in no op when read."""
