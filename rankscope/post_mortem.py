@@ -61,6 +61,8 @@ def _found_nothing(report: Report) -> str:
     if report.evidence.ranks:
         return "the files do not tell in which ops the ranks were: no verdict"
     looked = f"Flight Recorder dumps, {', '.join(KINDS)}"
+    if any(one.kind in KINDS and one.problem for one in report.files):
+        return "no verdict: the lines above are all that the files tell"
     if not report.files:
         return f"no file is there; looked for {looked}"
     return f"no file of {len(report.files)} tells of a rank; looked for {looked}"

@@ -17,6 +17,7 @@ from .log_lines import (
     OP_STACK,
     Source,
     group_line,
+    label_in,
     op_frame,
     split_line,
     task_in,
@@ -24,7 +25,7 @@ from .log_lines import (
 )
 from .stacks import FAULT_LINE, main_thread, threads_in
 from .torchelastic import FailureTable, death_by_signal
-from .tracebacks import Raised, TracebackReader, evidence_of
+from .tracebacks import BEGINS, Raised, TracebackReader, evidence_of
 from .user_frames import LONGEST, MOST, Frame, position
 
 __all__ = ["KIND", "Log", "extract", "looks_like_log", "read_log"]
@@ -36,6 +37,8 @@ _LINE = 1 << 16
 _PART = 1 << 20
 #: Lines of stacks that are kept of one source.
 _STACK_LINES = 5000
+#: Characters of an error that are told.
+_LONGEST = 200
 #: Lines after one that tells something which are kept of a large log.
 _FOLLOWING = 200
 
@@ -47,13 +50,19 @@ _SIGNS = (
     *(b"Traceback (most recent call last)", TIMEOUT.encode(), b"op.preamble.length"),
     *(b"Fatal Python error: ", b"ut of memory: Kill"),
     *(b" oom_kill event", b" oom-kill event", b"; the report is "),
-    *(b"srun: ", b"*** STEP "),
+    *(b"srun: ", b"*** STEP ", b" terminated with the following error:"),
 )
 _FAULT = b"(most recent call first):"
-_LAUNCHERS = "torch.distributed.elastic"
+_LAUNCHERS = (
+    "torch.distributed.elastic",
+    "torch.multiprocessing.spawn.ProcessRaisedException",
+)
+_SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
 _RESTART = re.compile(r"Worker group .*will restart worker group")
 #: Gloo's last words where it receives more than the op of this rank takes.
 _TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+#: The watchdog's last words where the rank's own GPU has failed.
+_GPU_ERROR = re.compile(r"watchdog thread terminated with exception: (CUDA error: .+)")
 _FATAL = re.compile(
     r"Fatal Python error: (Segmentation fault|Bus error|Illegal instruction"
     r"|Floating[ -]point exception)$"
@@ -147,10 +156,16 @@ class Log:
     def _begin(self) -> None:
         self._streams: dict[Source, _Stream] = {}
         self._open: set[Source] = set()
+        #: What the lines of an open traceback begin with that has a label.
+        self._prefixes: dict[Source, re.Pattern[str]] = {}
+        #: Which process the next traceback is of, as `torch.multiprocessing` tells.
+        self._spawned: dict[Source, str] = {}
         self._locals: dict[str, set[int]] = {}
         self.groups = LogGroups()
         self.table = FailureTable()
         self._deaths: dict[int, str] = {}
+        #: Ranks that the watchdog has ended as their GPUs failed → the first error.
+        self._gpu_errors: dict[int, str] = {}
         #: Tasks of Slurm that ended → why.
         self._tasks: dict[int, str] = {}
         self._step_ends = False
@@ -276,8 +291,11 @@ class Log:
                 self.groups.add(rank, known)
             if OP_STACK in text:
                 self._op_stack = rank, []
+            if (error := _GPU_ERROR.search(text)) is not None:
+                self._gpu_errors.setdefault(rank, error[1][:_LONGEST])
         elif (work := work_line(text)) is not None:
             self.of_groups.setdefault((work.op, work.seq), set()).add(work.place)
+        source, text = self._without_label(source, text)
         # Torch's excepthook writes the rank before each line; what is not empty.
         stream = self._streams.setdefault(source, _Stream())
         stream.feed(text)
@@ -285,6 +303,35 @@ class Log:
             self._open.add(source)
         else:
             self._open.discard(source)
+            self._prefixes.pop(source, None)
+
+    def _without_label(self, source: Source, text: str) -> tuple[Source, str]:
+        """Return whose line it is that may belong to a traceback with a label."""
+        if (spawned := _SPAWNED.match(text)) is not None:
+            self._spawned[source] = f"process {spawned[1]} of mp.spawn"
+        if text.rstrip().endswith(BEGINS):
+            prefix = text.partition(BEGINS)[0]
+            label, pattern = label_in(prefix)
+            if not prefix.strip():
+                label = self._spawned.pop(source, "")
+            if label:
+                source = source._replace(label=label)
+                self._prefixes[source] = pattern
+            return source, BEGINS
+        for labelled, pattern in self._prefixes.items():
+            if labelled._replace(label="") != source:
+                continue
+            if (found := pattern.match(text)) is not None:
+                return labelled, text[found.end() :]
+            fresh = self._streams[labelled].tracebacks.is_fresh
+            if fresh and source not in self._open and TracebackReader.is_frame(text):
+                # It stands before the first line alone: a message of a logger.
+                self._streams[labelled] = _Stream()
+                self._open.discard(labelled)
+                del self._prefixes[labelled]
+                self._streams.setdefault(source, _Stream()).feed(BEGINS)
+                return source, text
+        return source, text
 
     # -- the result --------------------------------------------------------------
 
@@ -345,6 +392,10 @@ class Log:
             death = f"rank {rank} ended with a fatal error"
             death += f": {stream.fatal}" if stream.fatal else self._size(rank, sizes)
             yield RankEvidence(rank, death=death, source=path)
+        for rank, error in self._gpu_errors.items():
+            yield RankEvidence(
+                rank, death=f"rank {rank} ended with {error}", source=path
+            )
         for task, how in self._tasks.items() if self._tasks_are_ranks else ():
             number = _SRUN_SIGNALS.get(how)
             death = f"rank {task} was killed: Slurm says Out Of Memory"
@@ -387,12 +438,12 @@ class Log:
             elif source.local is None and self._rank is not None:
                 yield self._rank, stream
 
-    def unplaced(self) -> list[Raised]:
-        """Return the exceptions whose ranks are not known."""
+    def unplaced(self) -> list[tuple[str, Raised]]:
+        """Return the exceptions whose ranks are not known, each with its label."""
         placed = [id(stream) for _, stream in self._placed()]
         return [
-            raised
-            for stream in self._streams.values()
+            (source.label, raised)
+            for source, stream in self._streams.items()
             if id(stream) not in placed
             for raised in stream.raised
         ]

@@ -20,6 +20,7 @@ __all__ = [
     "function_of",
     "group_line",
     "host_in",
+    "label_in",
     "op_frame",
     "split_line",
     "task_in",
@@ -33,6 +34,10 @@ _RANK = re.compile(r"\[rank(\d{1,6})\]: ?")
 _TEE = re.compile(r"((?: *[^ ]+ ){0,3}?)\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:")
 _TASK = re.compile(r" {0,6}(\d{1,6}):(?: |$)")
 _TIME = re.compile(r"\d\d:\d\d")
+#: From here on a prefix tells of a message, not of who writes it.
+_LABEL_ENDS = re.compile(
+    r"(?:^| )\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|stdout|stderr)\b"
+)
 
 _GROUP = (
     r"\[PG (?:ID \d+ PG GUID )?(?P<id>[^\s()\]]+)(?:\((?P<name>[^\]]*?)\))? "
@@ -88,6 +93,8 @@ class Source(NamedTuple):
     local: str | None = None
     #: The task that ``srun --label`` has put before a line without the other two.
     task: int | None = None
+    #: What the program itself has put before each line of a traceback.
+    label: str = ""
 
 
 class GroupLine(NamedTuple):
@@ -148,6 +155,16 @@ def task_in(line: str) -> int | None:
     """Return the task that ``srun --label`` has put before a line; None: no label."""
     found = _TASK.match(line)
     return None if found is None else int(found[1])
+
+
+def label_in(prefix: str) -> tuple[str, re.Pattern[str]]:
+    """Return whose lines a prefix marks, and what the others of them begin with.
+
+    Each has a time of its own: ``(Worker_TP1 pid=7) ERROR 11-27 09:12:01 [core.py:7]``.
+    """
+    words = re.split(r"(\s+)", prefix)
+    pattern = "".join(r"\S+" if _TIME.search(one) else re.escape(one) for one in words)
+    return _LABEL_ENDS.split(host_in(prefix))[0].strip(" :|-"), re.compile(pattern)
 
 
 def host_in(prefix: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..groups.key import GroupKey
@@ -24,7 +24,7 @@ from .rank_facts import (
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
 from .torchelastic import ErrorFileReader
-from .tracebacks import late_at_barrier
+from .tracebacks import Raised, late_at_barrier
 from .user_frames import position, rank_in_name
 
 __all__ = ["KINDS", "Texts"]
@@ -214,9 +214,8 @@ class Texts:
         for path, log in self._logs.items():
             ranks = tuple(sorted(log.present | log.table.failures.keys()))
             own = [*absent]
-            if unplaced := [one for one in log.unplaced() if not one.is_consequence]:
-                text = unplaced[-1].text
-                own.append(f"{text}: it does not say on which rank that was raised")
+            causes = _causes(log.unplaced())
+            own += [f"{one}: it does not say on which rank" for one in causes]
             for (op, seq), places in log.of_groups.items():
                 who = tell_ranks(sorted(places), f"gave up {op} #{seq}")
                 own.append(f"{who}: these are ranks in a group, which it does not name")
@@ -277,7 +276,9 @@ class Texts:
             return without_store
         logs = self._logs.values()
         awaited = {rank for log in logs for rank in log.awaited()}
-        unplaced = [one for log in logs for one in log.unplaced() if one.is_consequence]
+        unplaced = [
+            one for log in logs for _, one in log.unplaced() if one.is_consequence
+        ]
         ended = {
             rank: one
             for rank, one in evidence.ranks.items()
@@ -293,6 +294,9 @@ class Texts:
         if not waits and not ended:
             return None
         told = _ends(ended)
+        if not ended:
+            causes = _causes(one for log in logs for one in log.unplaced())
+            told += [f"{one}, on a rank that the log does not name" for one in causes]
         missing = sorted(awaited - ended.keys() - self._gave_up.keys())
         if missing:
             told.append(tell_ranks(missing, "has not joined the group of all ranks"))
@@ -353,6 +357,20 @@ def _one_place(found: list[RankEvidence]) -> list[RankEvidence]:
             placed.add(one.rank)
         kept.append(one)
     return kept
+
+
+def _causes(unplaced: Iterable[tuple[str, Raised]]) -> list[str]:
+    """Return the exceptions that are no consequences, of ranks that are not known."""
+    found: dict[str, list[str]] = {}
+    for label, raised in unplaced:
+        if not raised.is_consequence:
+            line, _ = position(raised.frames)
+            labels = found.setdefault(f"{raised.text}{_at(line)}", [])
+            labels += [label] if label and label not in labels else []
+    return [
+        f"{', '.join(labels[:_MOST]) or 'a process'} raised {text}"
+        for text, labels in list(found.items())[-_MOST:]
+    ]
 
 
 def _at(line: object) -> str:

@@ -9,12 +9,19 @@ from typing import NamedTuple
 from ..observe.evidence import RankEvidence
 from .user_frames import MOST, Frame, position
 
-__all__ = ["Raised", "TracebackReader", "evidence_of", "late_at_barrier", "raised_in"]
+__all__ = [
+    "BEGINS",
+    "Raised",
+    "TracebackReader",
+    "evidence_of",
+    "late_at_barrier",
+    "raised_in",
+]
 
 #: Characters of an exception's text that are kept.
 _LONGEST = 300
 
-_BEGINS = "Traceback (most recent call last):"
+BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r"\s*File \"(.*)\", line (\d{1,9})(?:, in (.*))?$")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
 #: What a rank raises because another one is late, is dead or has left.
@@ -102,9 +109,19 @@ class TracebackReader:
         """Whether a traceback has begun, and its exception has not been seen."""
         return self._frames is not None
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a traceback has begun, and nothing of it has been seen."""
+        return self._frames == []
+
+    @staticmethod
+    def is_frame(line: str) -> bool:
+        """Return whether a line is one of a traceback: where a call stands."""
+        return _FRAME.match(line) is not None
+
     def feed(self, line: str) -> Raised | None:
         """Take the next line; return the exception that ends a traceback."""
-        if line.strip() == _BEGINS:
+        if line.strip() == BEGINS:
             self._frames = []
         elif self._frames is None:
             return None

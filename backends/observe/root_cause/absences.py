@@ -138,8 +138,9 @@ def _ended_by_others(
 def _unable(wait: Wait, picture: Picture) -> tuple[int, ...]:
     """Return the ranks of which nothing is known in an op and that will not come to it.
 
-    They are dead, do not answer, or have left the program: not after their part, which
-    no op that needs all ranks would have let them do alone.
+    They are dead, do not answer, an error has ended them, or they have left the
+    program: not after their part, which no op that needs all ranks would have let them
+    do alone.
     """
     needs_all = not wait.is_p2p and wait.name not in ONE_SIDED
     return tuple(
@@ -147,6 +148,7 @@ def _unable(wait: Wait, picture: Picture) -> tuple[int, ...]:
         for rank in wait.unknown
         if (one := picture.rank(rank)).death is not None
         or one.silence is not None
+        or (one.exception is not None and not one.recorded)
         or (one.has_left and needs_all)
     )
 
@@ -224,6 +226,9 @@ def _is_telling(wait: Wait, picture: Picture) -> bool:
     ):
         return False
     recorded = sum(one.recorded for one in evidence.ranks.values())
+    if len(evidence.ranks) < 2 and not wait.group.complete:
+        # That there is another one is all that is known of the group.
+        return False
     size = evidence.world_size or recorded
     few = size - recorded <= max(1, size // 4)
     return few and (wait.is_p2p or 2 * len(wait.unknown) <= len(wait.group.ranks))

@@ -277,7 +277,101 @@ def test_an_exception_of_a_local_rank_alone(tmp_path: Path) -> None:
     raised = RAISED.format(p="[default2]:", file="data.py", line=77)
     report = examined(tmp_path, raised)
     assert report.evidence.ranks == {}
-    assert "it does not say on which rank that was raised" in report.files[0].problem
+    assert "it does not say on which rank" in report.files[0].problem
+
+
+LABELS = {
+    "vllm": "(Worker_TP{n} pid=10{n}) ERROR 11-27 16:37:0{at} [executor.py:597] ",
+    "ray": "\x1b[36m(RayTrainWorker pid=10{n}, ip=10.0.0.2)\x1b[0m ",
+    "kubectl": "[pod/worker-{n}/pytorch] 2026-11-27T16:37:01.{at}Z ",
+    "compose": "worker-{n}  | ",
+    "pdsh": "node{n}: ",
+}
+
+
+@pytest.mark.parametrize("program", LABELS)
+def test_tracebacks_whose_lines_have_a_label(program: str, tmp_path: Path) -> None:
+    lines: dict[int, list[str]] = {}
+    for n in (1, 2):
+        raised = RAISED.format(p="", file="data.py", line=77 + n).splitlines()
+        lines[n] = [
+            LABELS[program].format(n=n, at=at) + line for at, line in enumerate(raised)
+        ]
+    both = [line for pair in zip(*lines.values(), strict=True) for line in pair]
+    report = examined(tmp_path, both)
+    assert report.evidence.ranks == {}
+    for n in (1, 2):
+        label = split_line(LABELS[program].format(n=n, at=0))[1].split(" ERROR")[0]
+        label = label.split(" 2026")[0].strip(" :|")
+        assert (
+            f"{label} raised ValueError: batch 3 is empty at data.py:{77 + n}"
+            in report.files[0].problem
+        )
+
+
+def test_a_label_behind_the_rank(tmp_path: Path) -> None:
+    raised = RAISED.format(p="(Worker pid=7) [rank2]: [loop] ", file="data.py", line=77)
+    (verdict,) = examined(tmp_path, raised).verdicts
+    assert verdict.culprits == (2,)
+    assert "ended with ValueError: batch 3 is empty at data.py:77" in verdict.text
+
+
+def test_a_traceback_behind_the_message_of_a_logger(tmp_path: Path) -> None:
+    raised = "2026-11-27 16:37:01,123 ERROR train: failed: "
+    raised += RAISED.format(p="", file="data.py", line=77)
+    report = examined(tmp_path, raised)
+    assert report.files[0].problem.startswith(
+        "a process raised ValueError: batch 3 is empty at data.py:77: it does not say"
+    )
+
+
+def test_what_a_labelled_process_raised_is_told_beside_those_who_wait(
+    tmp_path: Path,
+) -> None:
+    raised = RAISED.format(p="(Worker pid=7) ", file="data.py", line=77)
+    (verdict,) = examined(tmp_path, raised + of_gloo((0, 1, 3))).verdicts
+    assert verdict.culprits == ()
+    assert verdict.text.startswith(
+        "(Worker pid=7) raised ValueError: batch 3 is empty at data.py:77, on a rank "
+        "that the log does not name; ranks 0–1, 3 gave up waiting"
+    )
+
+
+def test_which_process_of_spawn_raised(tmp_path: Path) -> None:
+    spawn = "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 2 "
+    outer = RAISED.format(p="", file="train.py", line=9).splitlines()[:-1]
+    inner = RAISED.format(p="", file="data.py", line=77)
+    report = examined(
+        tmp_path,
+        "\n".join(
+            [*outer, f"{spawn}terminated with the following error:", inner, inner]
+        ),
+    )
+    assert report.files[0].problem == (
+        "process 2 of mp.spawn raised ValueError: batch 3 is empty at data.py:77: it "
+        "does not say on which rank"
+    )
+
+
+def test_the_watchdog_of_a_rank_whose_gpu_failed(tmp_path: Path) -> None:
+    error = "CUDA error: an illegal memory access was encountered"
+    ended = (
+        "[PG ID 0 PG GUID 0(default_pg) Rank 2] Process group watchdog thread "
+        f"terminated with exception: {error}"
+    )
+    lines = [line for line in hung() if "[rank2]" not in line]
+    own = PREFIXES["none"].format(rank=2) + ended
+    (verdict,) = examined(tmp_path, [own, f"  what():  {ended}", *lines]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (2,))
+    assert verdict.text.startswith(f"rank 2 ended with {error}; ranks 0–1, 3 wait in")
+
+
+def test_of_a_group_that_one_rank_alone_names_no_other_is_blamed(
+    tmp_path: Path,
+) -> None:
+    lines = [line for line in hung(range(2), late=9) if "[rank1]" in line]
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
 
 
 TABLE = """\
