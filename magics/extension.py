@@ -142,7 +142,8 @@ class RankscopeMagics(CellMagics):
             )
         dead = cluster.status().dead
         if dead:
-            print(f"{running}; {name_ranks(dead)} dead: %dist_restart replaces them")
+            how = cluster.refused.get("restart", "%dist_restart replaces them")
+            print(f"{running}; {name_ranks(dead)} dead: {how}")
         else:
             print(f"already running: {running}")
         # The output of this cell, which had the board, begins anew.

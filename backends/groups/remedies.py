@@ -12,6 +12,7 @@ from . import launched
 
 __all__ = [
     "ANEW_HINT",
+    "ANOTHER_JOB",
     "after_abort",
     "after_death",
     "after_departure",
@@ -21,6 +22,8 @@ __all__ = [
 ]
 
 ANEW_HINT = "make another one with new_group() or init_process_group()"
+#: Where a job of Slurm has ended.
+ANOTHER_JOB = "%dist_init --replace --slurm …"
 _SHRINK = "shrink_group() makes a group of the ranks that are left"
 
 _in_notebook = False
@@ -42,7 +45,11 @@ def note_notebook(restarts_together: Callable[[], bool] = _restarts_together) ->
 def _restart() -> str:
     if _restarts_together():
         return "start all ranks again with %dist_restart all"
-    return "start it again with %dist_restart, then %dist_rebuild"
+    restart = "start it again with %dist_restart, then %dist_rebuild"
+    if "SLURM_STEP_ID" in os.environ:
+        # Which of both has happened is not known on a rank: its job ends later.
+        return f"{restart}; where Slurm's job has ended, {ANOTHER_JOB} starts another"
+    return restart
 
 
 def after_abort() -> str:

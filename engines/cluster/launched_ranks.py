@@ -10,6 +10,7 @@ from typing import Any
 
 import ipyparallel
 
+from rankscope.backends.groups.remedies import ANOTHER_JOB
 from rankscope.backends.rank_sets import name_ranks
 
 from ..errors import ClusterError
@@ -111,9 +112,10 @@ class LaunchedRanks(Ranks):
 
     @property
     def refused(self) -> Mapping[str, str]:
-        if self.slurm_job is None or not (ended := self.slurm_job.ended):
+        job = self.slurm_job
+        if job is None or not (job.ended or job.suspended):
             return {}
-        why = f"{ended}: %dist_init --replace --slurm … starts another"
+        why = f"{job.ended}: {ANOTHER_JOB} starts another" if job.ended else job.text
         return {"rebuild": why, "restart": why}
 
     # -- a new engine ------------------------------------------------------

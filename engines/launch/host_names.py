@@ -1,9 +1,10 @@
-"""How a person names hosts, with the number of ranks on each."""
+"""How a person names hosts, with the number of ranks on each; errors of hosts."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -11,10 +12,14 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["HostSpec", "is_here", "parse_hosts"]
+from rankscope.backends.rank_sets import group_by
+
+__all__ = ["HostSpec", "is_here", "joined_errors", "parse_hosts"]
 
 #: What ``hosts=`` takes: text, ranks by host, or a hostfile.
 HostSpec = str | os.PathLike[str] | Mapping[str, int]
+#: Hosts that an error names at most.
+_NAMED = 10
 
 
 def parse_hosts(given: HostSpec) -> dict[str, int]:
@@ -66,6 +71,19 @@ def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
     if not found:
         raise ValueError("it names no host: expected a:4,b:4")
     return found
+
+
+def joined_errors(errors: Mapping[str, str]) -> str:
+    """Return the errors of hosts, a line each; what several have in common once."""
+
+    def without_name(name: str) -> str:
+        return re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", "", errors[name])
+
+    lines = []
+    for names in group_by(errors, without_name).values():
+        more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+        lines.append(f"{', '.join(names[:_NAMED])}{more}: {errors[names[0]]}")
+    return "\n".join(lines)
 
 
 @lru_cache

@@ -34,6 +34,8 @@ HOSTS = "hosts"
 #: cable may be out for minutes, and a laptop asleep. By ssh, and by the heartbeats
 #: between controller and engine.
 LOST_AFTER = 600.0
+#: Connections that an error names at most.
+_REFUSED = 10
 #: Seconds that hosts get to end their ranks.
 _END = 5.0
 
@@ -221,6 +223,8 @@ class Hosts:
                 if why and other != name
             ]
         if errors:
+            if more := errors[_REFUSED:]:
+                errors[_REFUSED:] = [f"and {len(more)} other connections"]
             raise ClusterStartError("\n".join(errors))
 
     async def _ask(

@@ -21,6 +21,7 @@ from ..wire import ipyparallel_private as private
 from .engine_launcher import ForkedEngineSetLauncher
 from .engine_registration import last_log_lines, wait_for_engines
 from .files import folder_error, remove
+from .host_names import joined_errors
 from .hosts import Hosts
 from .keeper_main import KEPT, hold
 from .launched_processes import LaunchedProcesses
@@ -184,6 +185,12 @@ class Launched(LaunchedProcesses):
                 f"{last_log_lines(self.cluster)}"
             ) from error
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and "/" not in str(error.filename):
+                raise ClusterStartError(
+                    f"{step}: there is no {error.filename} on this host, which "
+                    f"{self.cluster.engine_launcher_class.__name__} runs: run the "
+                    "notebook where jobs are submitted from, as on a login node"
+                ) from error
             raise folder_error(error, self.cluster.profile_dir) or ClusterStartError(
                 f"{step}: {type(error).__name__}: {error}{last_log_lines(self.cluster)}"
             ) from error
@@ -209,27 +216,26 @@ class Launched(LaunchedProcesses):
             asyncio.run_coroutine_threadsafe(hosts.connect(name), self._loop): name
             for name in hosts.ranks
         }
-        errors = []
+        errors: dict[str, str] = {}
         try:
             for done in concurrent.futures.as_completed([*waiting], _left(deadline)):
                 name = waiting.pop(done)
                 try:
                     found = done.result()
                 except ClusterStartError as error:
-                    errors.append(str(error))
+                    errors[name] = str(error).removeprefix(f"{name}: ")
                     progress(f"{name}: no connection")
                 else:
                     progress(f"{name}: connected (Python {found['python']})")
         except (TimeoutError, concurrent.futures.TimeoutError):
-            errors.append(
-                f"{', '.join(waiting.values())}: no answer in time: "
-                f"{hosts.silent_hosts([*waiting.values()])}"
-            )
+            for name in waiting.values():
+                errors[name] = f"no answer in time: {hosts.silent_hosts([name])}"
         finally:
             for future in waiting:
                 future.cancel()
         if errors:
-            raise ClusterStartError("\n".join(errors))
+            in_order = {name: errors[name] for name in hosts.ranks if name in errors}
+            raise ClusterStartError(joined_errors(in_order))
         hosts.check()
         configured = self.cluster.controller_ip
         # Hosts cannot connect to all of its addresses.

@@ -55,6 +55,13 @@ _ENDS = {
     "CANCELLED": "cancelled, as by scancel",
     "COMPLETED": "its allocation was released",
 }
+#: Slurm's reason for what may stay pending for good → the same in words.
+_REASONS = {
+    "BadConstraints": "no node has what it asks for",
+    "PartitionConfig": "its partition does not have, or not allow, what it asks for",
+    "PartitionNodeLimit": "its partition allows, or has up, fewer nodes",
+    "PartitionTimeLimit": "its partition allows less time",
+}
 #: What a step says to its stderr when Slurm ends it.
 _STEP_END = re.compile(r"CANCELLED AT \S+(?: DUE TO ([A-Z ]*[A-Z]))?")
 
@@ -259,9 +266,11 @@ class SlurmJob:
             return f"job {submitted}: its nodes get ready ({waited})"
         start = "" if self.info.start is None else _clock(self.info.start)
         expected = f"; Slurm expects its start at {start}" if start else ""
+        reason = self.info.reason or "no reason yet"
+        words = f", {_REASONS[reason]}" if reason in _REASONS else ""
         return (
-            f"job {submitted} is pending for {waited}: "
-            f"{self.info.reason or 'no reason yet'}{expected} (an interrupt cancels it)"
+            f"job {submitted} is pending for {waited}: {reason}{words}{expected} "
+            "(an interrupt cancels it)"
         )
 
     @property
@@ -275,11 +284,11 @@ class SlurmJob:
     # -- while it runs -------------------------------------------------------
 
     async def ask(self) -> JobInfo:
-        self._asked = time.monotonic()
         await asyncio.to_thread(self._ask)
         return self.info
 
     def _ask(self) -> None:
+        self._asked = time.monotonic()
         # Where the controller does not answer, what was known is the last.
         text = _printed("scontrol", "show", "job", "-o", self.number)
         if text:
@@ -292,8 +301,10 @@ class SlurmJob:
 
     def _watch(self) -> None:
         self._ask()
-        while not self._watched.wait(_ASK_RUNNING):
-            self._ask()
+        while not self._watched.wait(_ASK_PENDING):
+            # When it resumes, ranks may be restarted again.
+            if self.suspended or time.monotonic() - self._asked > _ASK_RUNNING:
+                self._ask()
 
     def stop_watching(self) -> None:
         self._watched.set()
@@ -321,6 +332,11 @@ class SlurmJob:
             self.ended = f"Slurm's job {self.id} ended: {why}"
 
     @property
+    def suspended(self) -> bool:
+        """Whether it was, as for another job, when Slurm was last asked."""
+        return self.info.state == "SUSPENDED"
+
+    @property
     def left(self) -> float | None:
         """Seconds until its end; ``None`` where it has none."""
         return None if self.info.end is None else max(0.0, self.info.end - time.time())
@@ -331,6 +347,11 @@ class SlurmJob:
         left = self.left
         if self.ended:
             return self.ended
+        if self.suspended:
+            return (
+                f"Slurm's job {self.id} is suspended: its ranks stand still until it "
+                "resumes"
+            )
         if self.info.state and not self.info.alive:
             return f"Slurm's job {self.id} ended: {self.info.why_ended('')}"
         if left is None:

@@ -43,6 +43,14 @@ _ADVICE = {
     ),
     "Connection refused": "no sshd listens there: start it, or name another port for "
     "{host} in ~/.ssh/config",
+    "banner exchange": (
+        "what accepts the connection there does not speak ssh in time: is it sshd's "
+        "port, and does the host hang?"
+    ),
+    "kex_exchange_identification": (
+        "the connection ends before the login: sshd has too many (MaxStartups), or "
+        "takes none from this host, or a jump host does not lead there"
+    ),
     "Connection timed out": "nothing answers there: is it on, and does a firewall "
     "between the hosts let ssh through?",
     "No route to host": "no network leads there from this host",

@@ -20,8 +20,27 @@ from rankscope.engines.errors import plain
 from rankscope.engines.launch import clusters, preconditions
 from rankscope.engines.status import ClusterStatus
 from rankscope.magics import arguments, extension, load_ipython_extension
+from rankscope.magics.extension import RankscopeMagics
 from rankscope.magics.output.failures import Interrupted
 from tests.test_post_mortem_command import job
+
+
+def test_dead_ranks_that_cannot_be_restarted_say_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    magics: Any = RankscopeMagics.__new__(RankscopeMagics)
+    magics._show_board = lambda: None
+    cluster: Any = SimpleNamespace(
+        n=2,
+        launcher="hosts",
+        status=lambda: SimpleNamespace(ranks=[], dead=[1]),
+        refused={"restart": "Slurm's job 21 ended: time limit"},
+    )
+    monkeypatch.setattr("rankscope.magics.extension.session.request", {})
+    magics._report_running(cluster, {})
+    assert capsys.readouterr().out == (
+        "2 ranks · hosts · no group; rank 1 dead: Slurm's job 21 ended: time limit\n"
+    )
 
 
 @pytest.mark.parametrize(

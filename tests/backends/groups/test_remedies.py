@@ -18,6 +18,11 @@ def with_mpi_in_a_notebook(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(remedies, "_restarts_together", lambda: True)
 
 
+def in_a_step_of_slurm(patch: pytest.MonkeyPatch) -> None:
+    in_a_notebook(patch)
+    patch.setenv("SLURM_STEP_ID", "0")
+
+
 def under_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(launched, "is_launched", lambda: True)
     patch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
@@ -47,6 +52,12 @@ SHRINK = "shrink_group() makes a group of the ranks that are left"
             in_a_notebook,
             "rebuild_process_group() or %dist_rebuild",
             "start it again with %dist_restart, then %dist_rebuild; or " + SHRINK,
+        ),
+        (
+            in_a_step_of_slurm,
+            "rebuild_process_group() or %dist_rebuild",
+            "start it again with %dist_restart, then %dist_rebuild; where Slurm's job "
+            "has ended, %dist_init --replace --slurm … starts another; or " + SHRINK,
         ),
         (
             with_mpi_in_a_notebook,

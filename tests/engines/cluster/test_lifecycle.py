@@ -140,7 +140,11 @@ class TestBadInput:
         ("launcher", "why"),
         [
             ("ssh", "SSHEngineSetLauncher has started no engine, since its config"),
-            ("pbs", "starting 1 engines: FileNotFoundError: .*'qsub'"),
+            (
+                "pbs",
+                "starting 1 engines: there is no qsub on this host, which "
+                "PBSEngineSetLauncher runs: run the notebook where jobs are submitted",
+            ),
         ],
     )
     def test_a_launcher_that_starts_none(

@@ -26,7 +26,12 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.agent import fork_server
 from rankscope.engines.launch import fork_servers
-from rankscope.engines.launch.host_names import HostSpec, is_here, parse_hosts
+from rankscope.engines.launch.host_names import (
+    HostSpec,
+    is_here,
+    joined_errors,
+    parse_hosts,
+)
 from rankscope.engines.launch.hosts import compare
 from rankscope.engines.launch.ssh_hosts import ssh_command
 
@@ -152,6 +157,17 @@ def test_how_long_silence_is_kept_is_one_setting() -> None:
         assert f"-oServerAliveCountMax={count}" in command
     with pytest.raises(ValueError, match="lost_after=0: seconds, above 0"):
         Cluster(hosts="a:2", lost_after=0)
+
+
+def test_what_several_hosts_have_in_common_is_told_once() -> None:
+    """Whatever the host's name is within the words; a name may be part of others."""
+    found = {f"n{at}": f"n{at} is not known: `ssh n{at}`" for at in range(12)}
+    found = {"n": "no sshd", **found, "n.org": "no sshd"}
+    first = ", ".join(f"n{at}" for at in range(10))
+    assert joined_errors(found).splitlines() == [
+        "n, n.org: no sshd",
+        f"{first} and 2 others: n0 is not known: `ssh n0`",
+    ]
 
 
 def test_hosts_that_are_alike() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import datetime, timedelta
 from typing import Any
@@ -190,6 +191,31 @@ def test_the_end_of_a_job_is_told_in_time(installed: pytest.MonkeyPatch) -> None
     job.info = JobInfo("RUNNING", end=time.time() + 42.5)
     assert job.warning().startswith("Slurm's job 21 ends in 42 s")
     assert job.warning() == ""
+    job.info = JobInfo("SUSPENDED", end=time.time() + 42.5)
+    assert job.text == (
+        "Slurm's job 21 is suspended: its ranks stand still until it resumes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("Resources", "Resources"),
+        ("", "no reason yet"),
+        (
+            "PartitionNodeLimit",
+            "PartitionNodeLimit, its partition allows, or has up, fewer nodes",
+        ),
+    ],
+)
+def test_why_a_job_is_pending(
+    reason: str, told: str, installed: pytest.MonkeyPatch
+) -> None:
+    installed.setenv("SLURM_JOB_ID", "21")
+    job = SlurmJob(True)
+    job.info, job._asked = JobInfo("PENDING", reason), time.monotonic()
+    said = asyncio.run(job.pending())
+    assert said == f"job 21 is pending for 0 s: {told} (an interrupt cancels it)"
 
 
 def test_spans_of_time() -> None:
