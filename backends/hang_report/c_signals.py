@@ -12,7 +12,15 @@ import signal
 import time
 from typing import Any
 
-__all__ = ["PausedHandler", "end_by", "handle_by", "is_free", "is_handled_by", "sleep"]
+__all__ = [
+    "PausedHandler",
+    "end_by",
+    "handle_by",
+    "is_free",
+    "is_handled_by",
+    "send_to_thread",
+    "sleep",
+]
 
 #: Bytes that hold a ``struct sigaction`` of any system; all zero it is the default.
 _SIGACTION = 512
@@ -55,6 +63,13 @@ def end_by(number: int) -> None:
     os.kill(os.getpid(), number)
     # Another thread may take it: this one does nothing more.
     time.sleep(1)
+
+
+def send_to_thread(pid: int, thread: int, number: int) -> bool:
+    """Send a signal to one thread of a process; return whether it is there."""
+    # glibc has it since 2.30.
+    send = getattr(_libc(), "tgkill", None)
+    return send is not None and send(pid, thread, number) == 0
 
 
 class PausedHandler:

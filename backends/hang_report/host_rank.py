@@ -10,7 +10,7 @@ from .meeting import Meeting
 from .part import STACKS
 from .place import Place
 from .reports import Reports
-from .silent import SilentStacks
+from .silent import SilentStacks, other_threads
 from .waiting import Waiting
 
 __all__ = ["HostRank"]
@@ -29,6 +29,8 @@ class HostRank:
         say: Callable[[str], None],
     ) -> None:
         self.rank, self.key = rank, key
+        #: Those that the peers know.
+        self._threads: list[int] = []
         self.meeting = Meeting(key, rank, {})
         self.silent = SilentStacks(self.meeting.folder / f"{STACKS}{rank}.txt")
         try:
@@ -39,10 +41,18 @@ class HostRank:
         self.reports = Reports(folder, self.meeting, waiting, place, say)
 
     def tell_signal(self) -> None:
-        """Tell the peers if the program has taken the signal for itself."""
-        if self.silent.signal is not None and not self.silent.is_mine():
+        """Tell the peers which threads there are to ask for stacks.
+
+        None, if the program has taken the signal for itself.
+        """
+        if self.silent.signal is None:
+            return
+        if not self.silent.is_mine():
             self.silent.signal = None
             self.meeting.tell({"signal": None})
+        elif (threads := other_threads()) != self._threads:
+            self._threads = threads
+            self.meeting.tell({"threads": threads})
 
     def leave(self, *, ends: bool = True) -> None:
         """Leave the ranks of this host; as a dead one, if its process `ends`."""

@@ -26,8 +26,9 @@ from .last_line import last_line, last_ops, tells
 from .meeting import Meeting
 from .over_hosts import LAST, SERVER_WAIT, KeyValues, OverHosts
 from .place import Place
+from .polling import until
 from .reports import LOOK as FROM_OUTSIDE
-from .reports import VERDICT_WAIT, Wish, is_consequence, say_on_stderr, until
+from .reports import VERDICT_WAIT, Wish, is_consequence, say_on_stderr
 from .settings import Settings, this_host
 from .waiting import Waiting
 

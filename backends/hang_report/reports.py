@@ -7,6 +7,7 @@ the first of those that live does.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import sys
@@ -29,7 +30,8 @@ from .conclusion import (
 from .meeting import Meeting
 from .part import FACTS, STACKS, write_part
 from .place import Place
-from .silent import request_stacks
+from .polling import until
+from .silent import Silent, request_stacks
 from .waiting import Waiting, rendezvous
 
 __all__ = [
@@ -42,7 +44,6 @@ __all__ = [
     "await_parts",
     "is_consequence",
     "say_on_stderr",
-    "until",
 ]
 
 #: Seconds that ranks get for their parts: then those without one get the signal at
@@ -202,7 +203,9 @@ class Reports:
                 status, rank = path.stat(), int(path.stem.removeprefix(STACKS))
                 old = time.time() - status.st_mtime > CRASH_WAIT
                 if status.st_size and old and death_by_signal(rank, read_stacks(path)):
-                    _signal(meeting, rank, meeting.known()[rank])
+                    peer = _silent(meeting, rank, meeting.known()[rank])
+                    if peer is not None:
+                        os.kill(peer.pid, peer.signal)
 
     def leave_words(self, error: BaseException | None) -> None:
         """Leave what is known of this rank for reports after its end."""
@@ -341,39 +344,25 @@ def await_parts(folder: Path, meeting: Meeting) -> None:
         ]
 
     until(lambda: not lacking(), PART_WAIT)
-    silent, known, paths = lacking(), meeting.known(), []
-    for rank in silent:
-        if _signal(meeting, rank, known[rank]):
-            paths.append(meeting.folder / f"{STACKS}{rank}.txt")
-    if paths:
-        until(lambda: all(one.stat().st_size for one in paths), STACKS_WAIT)
-        # Until all of it is there.
-        time.sleep(0.05)
+    known = meeting.known()
+    silent = (_silent(meeting, rank, known[rank]) for rank in lacking())
+    if asked := [one for one in silent if one is not None]:
+        request_stacks(asked, STACKS_WAIT)
 
 
-def _signal(meeting: Meeting, rank: int, about: Mapping[str, Any]) -> bool:
-    """Send a rank its signal for stacks; return whether it has one, and lives."""
+def _silent(meeting: Meeting, rank: int, about: Mapping[str, Any]) -> Silent | None:
+    """Return how to ask a rank for stacks; None: it has no signal, or has ended."""
     number, pid = about.get("signal"), about.get("pid")
     if type(number) is int and type(pid) is int and meeting.lives(rank):
-        request_stacks(pid, number)
-        return True
-    return False
+        path = meeting.folder / f"{STACKS}{rank}.txt"
+        return Silent(pid, number, about.get("threads") or [], path)
+    return None
 
 
 def say_on_stderr(text: str) -> None:
     """Write a text into the log of this process."""
     # Torch collects what is written to `sys.stderr` while an exception ends the script.
     print(text, file=sys.__stderr__ or sys.stderr, flush=True)
-
-
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until `condition` holds, for `seconds` at most; return whether it does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def _told(folder: Path) -> set[int]:

@@ -2,7 +2,9 @@
 
 `faulthandler` writes the stacks from a signal handler in C. The signal by which a peer
 asks for them is one of the real-time signals, which programs hardly use, and it is sent
-to those alone that have the handler.
+to those alone that have the handler. A thread writes its own stack and no other: who is
+asked may be slow and not stuck, and to read the frames of a thread that runs meanwhile
+ends the process by SIGSEGV. So each thread has a signal of its own.
 
 A C++ library that gives up calls ``abort``, on a thread of its own: gloo where sizes
 differ, NCCL at a timeout. There the other threads still run, and have the records
@@ -19,12 +21,19 @@ import contextlib
 import faulthandler
 import os
 import signal
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-from .c_signals import handle_by, is_free, is_handled_by, sleep
+from .c_signals import handle_by, is_free, is_handled_by, send_to_thread, sleep
+from .polling import until
 
-__all__ = ["SilentStacks", "request_stacks"]
+__all__ = ["Silent", "SilentStacks", "other_threads", "request_stacks"]
+
+#: Threads beside the main one whose stacks peers can ask for.
+MOST_THREADS = 24
 
 
 class SilentStacks:
@@ -41,8 +50,10 @@ class SilentStacks:
         if number is None:
             return
         with contextlib.suppress(OSError, RuntimeError, ValueError):
-            self._file = path.open("w")
-            faulthandler.register(number, self._file, all_threads=True, chain=False)
+            path.unlink(missing_ok=True)
+            # A peer may take back what does not end with the main thread.
+            self._file = path.open("a")
+            faulthandler.register(number, self._file, all_threads=False, chain=False)
             self.signal = number
             if not faulthandler.is_enabled():
                 self._of_crash = is_free(signal.SIGABRT)
@@ -92,7 +103,68 @@ def _signal() -> int | None:
     return next(filter(is_free, numbers), None)
 
 
-def request_stacks(pid: int, number: int) -> None:
-    """Send a rank its signal; nothing happens if its process has ended."""
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
+def other_threads() -> list[int]:
+    """Return the system's ids of Python's threads, but for the main one and this."""
+    but = threading.main_thread(), threading.current_thread()
+    found = (one.native_id for one in threading.enumerate() if one not in but)
+    return [one for one in found if one is not None][:MOST_THREADS]
+
+
+class Silent(NamedTuple):
+    """A rank that does not answer, and how its stacks are asked for."""
+
+    pid: int
+    signal: int
+    #: Those of `other_threads`, as it last told.
+    threads: list[int]
+    #: Where they go.
+    path: Path
+
+    def written(self) -> int:
+        """Return how many bytes it has written."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+
+def request_stacks(silent: Sequence[Silent], seconds: float) -> None:
+    """Have ranks write their stacks, the main thread's last.
+
+    Waits `seconds` for those, and as long for the stacks of other threads. Of a rank
+    whose main thread does not write there are none.
+    """
+    before = [one.written() for one in silent]
+    for one in silent:
+        send_to_thread(one.pid, one.pid, one.signal)
+    until(
+        lambda: all(
+            one.written() > old for one, old in zip(silent, before, strict=True)
+        ),
+        seconds,
+    )
+    # Until all of it is there.
+    time.sleep(0.05)
+    deadline = time.monotonic() + seconds
+    for one, old in zip(silent, before, strict=True):
+        with_main = one.written()
+        if with_main == old:
+            continue
+        asked = [_is_written(one, thread, deadline) for thread in one.threads]
+        # A reader takes the last one for the main thread.
+        if any(asked) and not _is_written(one, one.pid, time.monotonic() + seconds):
+            with contextlib.suppress(OSError):
+                os.truncate(one.path, with_main)
+
+
+def _is_written(silent: Silent, thread: int, deadline: float) -> bool:
+    """Have one thread write its stack; return whether it did."""
+    before = silent.written()
+    if time.monotonic() > deadline or not send_to_thread(
+        silent.pid, thread, silent.signal
+    ):
+        return False
+    if not until(lambda: silent.written() > before, deadline - time.monotonic(), 0.001):
+        return False
+    time.sleep(0.005)
+    return True

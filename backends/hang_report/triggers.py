@@ -16,8 +16,9 @@ from ..groups.unattended import before_leave, on_overdue
 from ..groups.world import world
 from ..stores.base import RANK_0, Store
 from .c_signals import PausedHandler, end_by, handle_by
+from .polling import until
 from .reporter import Reporter
-from .reports import Wish, is_consequence, until
+from .reports import Wish, is_consequence
 
 if TYPE_CHECKING:
     from ..torch_watch.watch import TorchWatch
