@@ -17,10 +17,11 @@ from ..stores.base import Store
 from ..work.async_errors import acknowledge, take_async_error
 from . import arrival, launched, unattended
 from .config import BackendConfig, bound_index, default_instead, why_unusable
+from .job import leave_to_rebuild
 from .membership import Group, is_initialized, resolve_group
 from .rendezvous import rendezvous
 from .spec import NonGroupMember
-from .world import DEFAULT, leave_to_rebuild, world
+from .world import DEFAULT, world
 
 __all__ = [
     "DEFAULT_TIMEOUT",

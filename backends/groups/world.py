@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,42 +17,28 @@ from ..interface.registry import (
     registrations_at_init,
 )
 from ..rank_sets import describe_members, name_ranks
-from ..stores.base import RANK_0, UNKNOWN_END, Store
-from ..thread_start import run_bounded
+from ..stores.base import Store
 from ..work.async_errors import take_async_error
-from ..work.flight_recorder import recorder, user_frame
-from . import arrival
-from .abort_reason import AbortReason, Departure, FoundCause
+from ..work.flight_recorder import recorder
+from .abort_reason import AbortReason, FoundCause
 from .config import BackendConfig
-from .ended_ranks import EndedRanks
-from .generation import DRAIN_WAIT
+from .job import DEFAULT, Job
 from .key import GroupKey
 from .launched import LaunchedStore, later_round
 from .process_group import ProcessGroup
-from .remedies import after_death, after_departure, after_store_loss, in_torch
-from .row import PATIENCE
-from .script_end import line_that_ended, script_frame
+from .remedies import after_death, in_torch
 from .spec import NON_GROUP_MEMBER, NonGroupMember, Origin
 from .summary import GroupSource, GroupStatus, WatchedGroup
-from .unattended import before_leave
-from .watchdog import watchdog
 
-__all__ = ["DEFAULT", "World", "leave_to_rebuild", "world"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["DEFAULT", "World", "world"]
 
 G = TypeVar("G", bound="ProcessGroup | WatchedGroup")
 
-#: The name of the default group.
-DEFAULT = "default"
-
-#: Seconds that a rank that leaves keeps the connections that others may need.
-LINGER = 0.7
 # Seconds that the end of a cell or script waits for the end of an abort.
 _SETTLE_WAIT = 2.0
 
 
-class World:
+class World(Job):
     """All groups of this process.
 
     The methods with ids or names are for the agent of an engine: they return at once,
@@ -64,12 +46,7 @@ class World:
     """
 
     def __init__(self) -> None:
-        self.rank: int | None = None
-        self.size: int | None = None
-        self.store: Store | None = None
-        # The one that `init_process_group` has opened. It is left with the groups, also
-        # where a notebook has had these go on in its own store.
-        self._own_store: Store | None = None
+        super().__init__()
         #: The first generation of the groups that are made: see `begin_round`.
         self.round = 0
         #: The store, rank and world size of a launcher that made no default group, for
@@ -78,34 +55,11 @@ class World:
         #: When the main thread called `init_process_group` (``time.monotonic()``),
         #: while it meets the other ranks there.
         self.joining_since: float | None = None
-        # Groups may share a name if their ranks differ: a rank has no record of the
-        # groups that it is not in.
-        self._groups: dict[GroupKey, ProcessGroup] = {}
-        # Number of groups made with the same description and ranks.
-        self._uses: dict[GroupKey, int] = {}
-        #: The groups that an object of another library stands for, such as torch's: a
-        #: fresh process has to make that object.
-        self.wrapped: set[GroupKey] = set()
-        #: What ``group=None`` means; ``None`` before there is a default group.
-        self.current: ProcessGroup | None = None
-        self._lock = threading.RLock()
         #: The libraries whose groups are watched on this rank.
         self.sources: list[GroupSource] = []
         # The ranks that were dead when the running cell was sent, and since when this
         # one knows it (``time.monotonic()``).
         self._dead: dict[int, float] = {}
-        # The ranks that died or left all groups, and how this one learns of it.
-        self._ended: dict[int, Departure] = {}
-        self._ends: EndedRanks | None = None
-        #: The line whose `sys.exit` ends the process, where a launcher of ours saw it.
-        self.exit_line = ""
-        self._script = script_frame()
-        #: Why there are no groups, if it is known: in a forked child, in a rank that is
-        #: being made ready.
-        self.no_groups: str | None = None
-        # In a forked child: what its parent has, so that nothing of it is closed here.
-        self._of_parent: list[Any] = []
-        os.register_at_fork(after_in_child=self._disown)
 
     # -- making and finding groups -----------------------------------------
 
@@ -137,14 +91,9 @@ class World:
                     "init_process_group: the default group is there already "
                     f"({self.default!r}); call destroy_process_group() first"
                 )
-            self.rank, self.size = rank, size
-            self.store, self._own_store = store, store if owns_store else None
+            self._join(store, rank, size, owns_store)
             later = later_round(store)
             self.round = 0 if later is None else later.number
-            if owns_store:
-                arrival.announce_death(store, rank)
-                self._watch_ends(store)
-                atexit.register(self._leave)
             for registration in registrations_at_init():
                 registration.on_init()
             self.current = self._add(DEFAULT, range(size), config, timeout, self.round)
@@ -182,20 +131,6 @@ class World:
         self.no_groups = None
         recorder.changed()
         return made
-
-    def _watch_ends(self, store: Store) -> None:
-        """Learn from now on which ranks end, of the processes that meet in `store`."""
-        assert self.rank is not None
-        if self._ends is not None:
-            self._ends.close()
-        self._ended.clear()
-        made = [one.key.id for one in self.groups()]
-        self._ends = EndedRanks(store, self.rank, made, self._rank_ended)
-
-    def _rank_ended(self, departure: Departure) -> None:
-        self._ended[departure.rank] = departure
-        for group in self.groups():
-            group.note_ended()
 
     def new_group(
         self,
@@ -238,9 +173,7 @@ class World:
         # `group` is aborted only after the new backends are split from its own.
         splits = [name for name, one in parent.backends.items() if one.supports_split]
         released = threading.Semaphore(max(0, len(splits) - 1))
-
-        def end() -> None:
-            parent.abort(reason)
+        end = partial(parent.abort, reason)
 
         def release() -> None:
             if not released.acquire(blocking=False):
@@ -311,10 +244,6 @@ class World:
         """The default group; ``None`` before it is made."""
         return next((one for one in self.groups() if one.group_desc == DEFAULT), None)
 
-    def groups(self) -> list[ProcessGroup]:
-        """All groups of this rank, the default one first."""
-        return list(self._groups.values())
-
     @contextlib.contextmanager
     def default_group(self, name: str) -> Iterator[ProcessGroup]:
         """Within the block, ``group=None`` means the group called `name`."""
@@ -380,8 +309,7 @@ class World:
         """
         chosen = known = self._all_groups()
         if groups is not None:
-            found = [self._search(one, known) for one in groups]
-            chosen = [one for one in found if one is not None]
+            chosen = [one for name in groups if (one := self._search(name, known))]
         if dead:
             chosen = [one for one in chosen if not self._outlives(one, dead)]
         # At once: a backend waits up to a second for its library to end a group.
@@ -541,64 +469,6 @@ class World:
                 key = GroupKey(base, tuple(ranks))
                 self._uses[key] = max(count, self._uses.get(key, 0))
 
-    def destroy(self, group: ProcessGroup | None = None) -> None:
-        """Shut down `group`; if it is the default one, or ``None``, all groups."""
-        where = recorder.name_source(user_frame())
-        how = f" by destroy_process_group() at {where}"
-        if group is None or group.group_desc == DEFAULT:
-            self._before_leave()
-        with self._lock:
-            if group is not None and group.group_desc != DEFAULT:
-                _leave_groups([group], how, after_departure())
-                group.shutdown()
-                group.current.forget()
-                self._groups.pop(group.key, None)
-                self.wrapped.discard(group.key)
-                recorder.changed()
-                return
-            chosen, self._groups = self.groups(), {}
-        remedy = self._remedy()
-        try:
-            _leave_groups(chosen, how, remedy)
-            for one in reversed(chosen):
-                one.shutdown()
-            if self._ends is not None:
-                self._ends.leave(how, remedy)
-            if self.store is not self._own_store:
-                # It serves later groups, too, which may have the same names.
-                run_bounded("forget", lambda: _forget_groups(chosen), PATIENCE)
-        except BaseException as error:
-            for one in chosen:
-                one.abort(f"destroy_process_group() was ended by {error!r}")
-            raise
-        finally:
-            self._forget()
-
-    def _before_leave(self) -> None:
-        store, rank, size = self.store, self.rank, self.size
-        if store is not None and rank is not None and size is not None:
-            for call in before_leave:
-                call(store, rank, size)
-
-    def _forget(self) -> None:
-        """Return to the state before the default group was made."""
-        watchdog.stop(timeout=5)
-        store, self.store = self.store, None
-        own, self._own_store = self._own_store, None
-        if own is not None:
-            atexit.unregister(self._leave)
-            self._ends = None
-            self._say_goodbye(own)
-            own.close()
-        elif store is not None and self.size is not None:
-            arrival.forget(store, self.size)
-        self._ended.clear()
-        self.rank = self.size = None
-        self._uses.clear()
-        self.wrapped.clear()
-        self.current = None
-        recorder.changed()
-
     def async_error(self) -> BaseException | None:
         """Return an unreported error of an op, if any; see `work.async_errors`.
 
@@ -611,128 +481,6 @@ class World:
         ):
             time.sleep(0.005)
         return take_async_error()
-
-    def _leave(self) -> None:
-        """Leave the store at exit; a script that raised leaves without a goodbye."""
-        store, error = self._own_store, getattr(sys, "last_value", None)
-        if store is None:
-            return
-        arrival.hurry(store)
-        if error is None or hasattr(sys, "ps1"):
-            self._leave_at_end(store)
-            return
-        said = f": {error}" if str(error) else ""
-        notice = f"rank {self.rank} ended with {type(error).__name__}{said}"
-        try:
-            for group in self.groups():
-                group.current.publish_death_notice(notice)
-            if self._ends is not None:
-                self._ends.will_die(notice)
-        except DistError as failed:
-            _log.debug("rank %s: no notice: %s", self.rank, failed)
-
-    def line_at_end(self) -> str:
-        """Return the line that ended the script; empty: its last one, or unknown."""
-        return self.exit_line or line_that_ended(self._script)
-
-    def _leave_at_end(self, store: Store) -> None:
-        """Leave the groups because the process ends: its last will says how it did."""
-        self._before_leave()
-        line = self.line_at_end()
-        at = f" at {line}" if line else ""
-        how = f": its process ended{at} ({UNKNOWN_END})"
-        serves, remedy = self._serves_store(), self._remedy()
-        if serves:
-            # The store ends with this process, and reports nothing after it.
-            how = f": its process, which serves the store, ends{at}"
-        try:
-            for group in self.groups():
-                group.current.leave(how, ends=True, by_will=not serves, remedy=remedy)
-            if self._ends is not None:
-                tell = self._ends.leave if serves else self._ends.will_leave
-                tell(how, remedy)
-        except DistError as failed:
-            _log.debug("no departure: %s", failed)
-        if serves:
-            self._say_goodbye(store, wait=False)
-
-    def _serves_store(self) -> bool:
-        store = self._own_store
-        return self.rank == 0 and store is not None and store.server == RANK_0
-
-    def _remedy(self) -> str:
-        """Return what the others can do where this rank leaves all groups."""
-        return after_store_loss() if self._serves_store() else after_departure()
-
-    def _disown(self) -> None:
-        """Leave the groups to the parent: this process is its forked child.
-
-        The child would read and write the parent's sockets. It may make groups of its
-        own, as a rank of its own.
-        """
-        if self.rank is None:
-            return
-        self.no_groups = why = (
-            f"process {os.getpid()} was forked from rank {self.rank} (process "
-            f"{os.getppid()}) and has no part in its groups: start the process with "
-            "multiprocessing's 'spawn' and call init_process_group() there, or leave "
-            "collectives to the rank"
-        )
-        self._of_parent += [self.store, self._own_store, *self._groups.values()]
-        for group in self._groups.values():
-            group.current.disown(why)
-        atexit.unregister(self._leave)
-        self._lock = threading.RLock()
-        self._groups, self._uses, self.current = {}, {}, None
-        self.wrapped = set()
-        self.store = self._own_store = self.rank = self.size = self._ends = None
-        self._ended = {}
-
-    def announce_end(self) -> None:
-        """Have rank 0 not wait for this one, whose program an error has ended.
-
-        Its process ends later: once it has written a report.
-        """
-        if self._own_store is not None and self.rank is not None:
-            arrival.announce_end(self._own_store, self.rank)
-
-    def _say_goodbye(self, store: Store, *, wait: bool = True) -> None:
-        assert self.rank is not None
-        assert self.size is not None
-        arrival.say_goodbye(store, self.rank, self.size, wait=wait)
-
-
-def leave_to_rebuild(groups: Sequence[ProcessGroup], call: str) -> None:
-    """Tell the other ranks of `groups` that this one begins new generations by `call`.
-
-    What they have in flight with it would wait for it. Groups that are aborted have
-    told why already.
-    """
-    error = sys.exc_info()[1]
-    how = f" by {call} at {recorder.name_source(user_frame())}"
-    if error is not None:
-        how += f", as it handled {type(error).__name__}: {error}"
-    remedy = f"the group goes on once every rank has called {call}"
-    for group in groups:
-        group.current.leave(how, ends=True, for_good=False, remedy=remedy)
-
-
-def _leave_groups(groups: Sequence[ProcessGroup], how: str, remedy: str) -> None:
-    """Tell the other ranks of `groups` that this one leaves them, and let them end."""
-    drained = time.monotonic() + DRAIN_WAIT
-    for group in groups:
-        group.current.drain(drained)
-    for group in groups:
-        group.current.leave(how, remedy=remedy)
-    deadline = time.monotonic() + LINGER
-    for group in groups:
-        group.current.linger(deadline)
-
-
-def _forget_groups(groups: Sequence[ProcessGroup]) -> None:
-    """Have the store forget `groups` once every rank has destroyed them."""
-    for group in groups:
-        group.current.forget()
 
 
 #: The groups of this process.

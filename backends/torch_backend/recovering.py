@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
+from ..groups.job import leave_to_rebuild
 from ..groups.launched import FRESH, REBUILD, LaunchedStore, await_round
 from ..groups.subgroups import SHRINK_ABORT, shrink_group
-from ..groups.world import leave_to_rebuild, world
+from ..groups.world import world
 from ..rank_sets import name_ranks
 from ..work.async_errors import acknowledge
 from . import meeting, private

@@ -16,7 +16,8 @@ from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import abort_reason
 from rankscope.backends.groups.abort_reason import Departure
-from rankscope.backends.groups.world import LINGER, world
+from rankscope.backends.groups.job import LINGER
+from rankscope.backends.groups.world import world
 from rankscope.backends.stores.prefix import PrefixStore
 from tests.backends import gpu_ranks
 from tests.backends.manual import Manual

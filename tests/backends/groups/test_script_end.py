@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from rankscope.backends.groups.script_end import line_that_ended
+from rankscope.backends.groups.job import line_that_ended
 
 _MAIN = "def main():\n    {}\n\nmain()\n"
 _CAUGHT = "try:\n    raise SystemExit\nexcept SystemExit:\n    pass\n"
