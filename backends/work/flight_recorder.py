@@ -243,8 +243,8 @@ class Record(OpEntry):
         self.splits = splits
         self.timeout = timeout
         self.backend = backend
-        # Above this method and the dispatcher's.
-        self.places = _user_places(3)
+        # Above this method, the dispatcher's, and the op's own function.
+        self.places = _user_places(4)
         self._frames: tuple[Frame, ...] = ()
         self.issuer = _issuers.get(threading.get_ident(), "") if _issuers else ""
         self.state = SCHEDULED
@@ -441,7 +441,7 @@ class OpCounts:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         # Op, size of an element, and shapes → how many.
-        self._kinds: dict[Hashable, int] = {}
+        self._kinds: dict[Hashable, list[int]] = {}
         self._totals: dict[str, tuple[int, int]] = {}
         self._whole = True
 
@@ -450,9 +450,10 @@ class OpCounts:
         one = len(sizes) == 1
         kind = (op, itemsize, sizes[0]) if one else (op, itemsize, *sizes)
         try:
-            self._kinds[kind] += 1
+            # A cell, so that the key is hashed once.
+            self._kinds[kind][0] += 1
         except KeyError:
-            self._kinds[kind] = 1
+            self._kinds[kind] = [1]
             if len(self._kinds) > KINDS:
                 kinds, self._kinds = self._kinds, {}
                 self._totals = self._sum(kinds)
@@ -470,7 +471,7 @@ class OpCounts:
 
     def _sum(self, kinds: Any) -> dict[str, tuple[int, int]]:
         found = dict(self._totals)
-        for (op, itemsize, *sizes), count in kinds.items():
+        for (op, itemsize, *sizes), (count,) in kinds.items():
             ops, nbytes = found.get(op, (0, 0))
             moved = payload(op, sizes, itemsize, self.ranks) or 0
             found[op] = ops + count, nbytes + count * moved
