@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from .launch_variables import ENV, OPEN_MPI, PMI, SLURM, ranks, sizes
 
-__all__ = ["fill_environment"]
+__all__ = ["fill_environment", "meets_by_number"]
 
 #: Steps from here on are a job's batch script, its shell, and what Slurm itself runs.
 _NO_STEP = 0xFFFF_FFF0
@@ -38,7 +38,7 @@ def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
         size, local = int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"])
         tasks = _tasks(env["SLURM_STEP_TASKS_PER_NODE"])
         first = _first_node(env["SLURM_STEP_NODELIST"])
-        number = 31 * int(env["SLURM_JOB_ID"]) + int(step)
+        port = _port(env)
         here = tasks[node]
     except (KeyError, ValueError, IndexError):
         # Another Slurm than is known: the error of the rendezvous says what to set.
@@ -50,8 +50,21 @@ def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
         LOCAL_WORLD_SIZE=str(here),
         GROUP_RANK=str(node),
         MASTER_ADDR="127.0.0.1" if len(tasks) == 1 else first,
-        MASTER_PORT=str(_FIRST_PORT + number % _PORTS),
+        MASTER_PORT=port,
     )
+
+
+def meets_by_number(env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the ranks meet where none but those of their step are to come."""
+    try:
+        return env.get("MASTER_PORT") == _port(env)
+    except (KeyError, ValueError):
+        return False
+
+
+def _port(env: Mapping[str, str]) -> str:
+    number = 31 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])
+    return str(_FIRST_PORT + number % _PORTS)
 
 
 def _first_node(nodes: str) -> str:

@@ -11,12 +11,13 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
-from ..stores.base import RANK_0, Store
+from ..slurm_step import meets_by_number
+from ..stores.base import OTHER_KEY, OTHER_KEY_HINT, RANK_0, Store, remaining
 from ..stores.prefix import PrefixStore
 from ..thread_start import run_bounded
 from .row import PATIENCE
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 # Seconds that rank 0 waits until the others have left the store, or read from it, and
 # these for rank 0, which may be stopped, to take note of it.
 _GOODBYE = 5.0
+# Seconds between two looks whether a process of the step was refused.
+_LOOK = 4.0
 # How often a rank has begun to make its default group over the same store.
 _COUNT = "init_process_group"
 
@@ -108,8 +111,9 @@ def await_ranks(
                 "give them a MASTER_PORT and ranks of their own"
             )
         here.set(str(rank), mine if other == me else f"{mine} {other}")
+    began = time.monotonic()
     try:
-        here.wait([str(one) for one in range(world_size)], timeout)
+        _wait(here, [str(one) for one in range(world_size)], timeout)
     except DistStoreTimeoutError as error:
         found = {one: _read(here, str(one)) for one in range(world_size)}
         came = {one: value for one, value in found.items() if value}
@@ -119,6 +123,9 @@ def await_ranks(
         left = [one for one in missing if here.check([f"{one}/left"])]
         culprits = [one for one in missing if one not in left] or missing
         odd = "".join(_oddities(came, world_size))
+        if _has_refused(here):
+            odd += f"the store has {OTHER_KEY_HINT}; "
+        waited = min(timeout, time.monotonic() - began)
         here.set(f"{rank}/left", "")
         # Who comes now must not take this rank for one that waits.
         here.delete_key(str(rank))
@@ -128,7 +135,7 @@ def await_ranks(
             _await_readers(here, [one for one in alike if one])
         raise DistStoreTimeoutError(
             f"init_process_group on rank {rank}: {name_ranks(culprits)} of "
-            f"{world_size} did not come within {timeout:g} s: {odd}did every rank "
+            f"{world_size} did not come within {waited:.3g} s: {odd}did every rank "
             "start, with its own RANK and the same WORLD_SIZE, and call "
             f"init_process_group()?{otherwise}",
             culprits=culprits,
@@ -139,6 +146,32 @@ def await_ranks(
             f"init_process_group on rank {rank}: its world_size is {world_size}, that "
             f"of rank 0 is {_size(first)}; expected the same on every rank (WORLD_SIZE)"
         )
+
+
+def _wait(here: Store, keys: Sequence[str], timeout: float) -> None:
+    """Wait for `keys`; in a step of Slurm less long once a process was refused.
+
+    Its ranks have no secret in common without a home that they share, and srun ends
+    none where others have failed. Elsewhere whoever was refused may be a stranger.
+    """
+    deadline, refused = time.monotonic() + timeout, False
+    while True:
+        left = remaining(deadline)
+        try:
+            here.wait(keys, min(left, _LOOK) if meets_by_number() else left)
+            return
+        except DistStoreTimeoutError:
+            # Others that come late are awaited a while, and told why.
+            if refused or not remaining(deadline):
+                raise
+            refused = meets_by_number() and _has_refused(here)
+
+
+def _has_refused(store: Store) -> bool:
+    """Return whether the store has refused a process with another key."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.check([OTHER_KEY])
 
 
 def _await_readers(here: Store, came: Collection[int]) -> None:

@@ -19,6 +19,8 @@ from ..rank_sets import name_ranks
 __all__ = [
     "DEFAULT_TIMEOUT",
     "LAUNCHER",
+    "OTHER_KEY",
+    "OTHER_KEY_HINT",
     "RANK_0",
     "UNKNOWN_END",
     "Store",
@@ -37,6 +39,13 @@ DEFAULT_TIMEOUT = 300.0
 
 #: What serves a store; a launcher outlives each rank.
 RANK_0, LAUNCHER = "rank 0", "the launcher"
+
+#: The key that a server sets once it has refused a process, and why it did.
+OTHER_KEY = "refused/other key"
+OTHER_KEY_HINT = (
+    "refused a process whose key is another one: set the same RANKSCOPE_KEY on every "
+    "rank"
+)
 
 #: What a last will says of the end of its process: see `Store.last_will`.
 UNKNOWN_END = (

@@ -9,7 +9,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -17,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import DistNetworkError, DistStoreError
 from ..thread_start import start_thread
-from .base import join
+from .base import OTHER_KEY, OTHER_KEY_HINT, join
 from .key_table import KeyTable, Reply, Ticket
 from .process_end import ProcessEnd, own_process, process_end
 from .tcp_keys import GOODBYE, MAX_MESSAGE, CurveKeys, endpoint_of, zmq_context
@@ -65,7 +66,10 @@ class TCPStoreServer:
         self._patience: dict[bytes, float] = {}
         #: The ends of the processes of the clients on this host.
         self._ends: dict[bytes, ProcessEnd] = {}
-        self._monitor = self._router.get_monitor_socket(zmq.Event.DISCONNECTED)
+        self._monitor = self._router.get_monitor_socket(
+            zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+        )
+        self._told = False
         try:
             self._zap.bind(_ZAP_ENDPOINT)
             self.port = self._bind(host, port)
@@ -127,7 +131,7 @@ class TCPStoreServer:
             while self._stop not in (ready := dict(poller.poll(self._pause()))):
                 self._execute_wills()
                 if self._monitor in ready:
-                    recv_monitor_message(self._monitor)
+                    self._tell_other_key(recv_monitor_message(self._monitor))
                     # The router detects the lost client with a delay. The time of the
                     # next check is kept, however many connections break.
                     now = time.monotonic()
@@ -151,6 +155,17 @@ class TCPStoreServer:
             os.close(self._stop)
             for client in list(self._ends):
                 self._forget_process(client)
+
+    def _tell_other_key(self, event: Mapping[str, Any]) -> None:
+        """Say once that a process was refused: without the key it cannot tell itself.
+
+        Anybody may come without it: this changes nothing for those that have it.
+        """
+        if self._told or event["value"] != zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+            return
+        self._told = True
+        self._table.handle((b"", b""), b"set", [OTHER_KEY.encode(), b""])
+        _log.warning("the store at port %d has %s", self.port, OTHER_KEY_HINT)
 
     def _pause(self) -> int | None:
         """Return the milliseconds until the next task that needs no request."""

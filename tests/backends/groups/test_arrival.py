@@ -16,6 +16,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import arrival
 from rankscope.backends.groups.rendezvous import rendezvous
 from rankscope.backends.groups.world import world
+from rankscope.backends.stores.base import OTHER_KEY, OTHER_KEY_HINT
 from rankscope.backends.stores.hash import HashStore
 from rankscope.backends.stores.tcp import TCPStore
 from tests.backends.scripts import script
@@ -93,6 +94,29 @@ def test_world_sizes_that_differ_are_named() -> None:
     ):
         arrival.await_ranks(store, 1, 2, 30)
     store.close()
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_process_with_another_key_is_told_and_ends_the_wait_of_a_step(
+    in_step: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Elsewhere it may be anybody, and the wait goes on."""
+    monkeypatch.setattr(arrival, "meets_by_number", lambda: in_step)
+    monkeypatch.setattr(arrival, "_LOOK", 0.01)
+    store = TCPStore("127.0.0.1", 0, is_master=True, key=b"one")
+    try:
+        for _ in range(2):
+            with pytest.raises(dist.DistNetworkError, match="its key is another one"):
+                TCPStore("127.0.0.1", store.port, key=b"other", timeout=30)
+        until(lambda: store.check([OTHER_KEY]))
+        (warning,) = caplog.messages
+        assert warning == f"the store at port {store.port} has {OTHER_KEY_HINT}"
+        with pytest.raises(dist.DistStoreTimeoutError) as missing:
+            arrival.await_ranks(arrival.enter(store, 0), 0, 2, 60 if in_step else 0.2)
+    finally:
+        store.close()
+    assert f": the store has {OTHER_KEY_HINT}; did every" in str(missing.value)
+    assert ("did not come within 0.2 s" in str(missing.value)) is not in_step
 
 
 def test_two_processes_with_one_rank_are_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.backends.slurm_step import fill_environment
+from rankscope.backends.slurm_step import fill_environment, meets_by_number
 
 #: Of the last of five tasks on two nodes, as Slurm 22.05 sets them.
 STEP = {
@@ -80,3 +80,12 @@ def test_what_is_no_step_or_has_variables_is_left_alone(
     before = dict(env)
     fill_environment(env)
     assert env == before
+
+
+def test_a_port_that_is_of_the_step_alone() -> None:
+    env = dict(STEP)
+    assert not meets_by_number(env)
+    fill_environment(env)
+    assert meets_by_number(env)
+    assert not meets_by_number({**env, "MASTER_PORT": "29500"})
+    assert not meets_by_number({"MASTER_PORT": env["MASTER_PORT"]})
