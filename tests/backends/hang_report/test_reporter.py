@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import pytest
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import DistAbortedError
 from rankscope.backends.hang_report import reports as reports_module
+from rankscope.backends.hang_report.conclusion import Conclusion
 from rankscope.backends.hang_report.meeting import Meeting
 from rankscope.backends.hang_report.part import write_part
 from rankscope.backends.hang_report.place import Place
 from rankscope.backends.hang_report.reporter import Reporter
-from rankscope.backends.hang_report.reports import LOOK, Reports, Wish
+from rankscope.backends.hang_report.reports import LOOK, Reports, Request, Wish
 from rankscope.backends.hang_report.settings import Settings
 from rankscope.backends.hang_report.waiting import Waiting
 
@@ -62,6 +64,36 @@ def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meeting
 
 def full(*_: Any, **__: Any) -> Any:
     raise OSError(errno.ENOSPC, "No space left on device", "/full")
+
+
+class Hangs(Waiting):
+    """A rank that has waited for a minute."""
+
+    def since(self) -> float | None:
+        return time.time() - 60
+
+
+@pytest.mark.parametrize("ends", ["verdict", "death", "nothing"])
+def test_a_verdict_that_takes_long_is_waited_for_and_no_other_report_asked_for(
+    tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(reports_module, "VERDICT_WAIT", 0.0)
+    living = [0, 1]
+    # A process does not see its own locks.
+    monkeypatch.setattr(meeting, "lives", living.__contains__)
+    folder = str(tmp_path / "report")
+    made = Reports(tmp_path, meeting, Hangs(), Place(), lambda text: None)
+    made.take_part(Request(1, folder, 1, "stall", time.time()), Wish(""))
+    assert made.last is None
+    assert made.are_told(Wish("stall"))
+    if ends == "verdict":
+        meeting.put("result_1", Conclusion(folder, "why").__dict__)
+    elif ends == "death":
+        living.remove(1)
+    else:
+        monkeypatch.setattr(reports_module, "AFTERMATH", 0.0)
+    assert made.are_told(Wish("stall")) is (ends == "verdict")
+    assert made.last == (Conclusion(folder, "why") if ends == "verdict" else None)
 
 
 @pytest.mark.parametrize("unfit", ["read-only", "full"])
