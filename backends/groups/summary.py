@@ -81,9 +81,13 @@ class OpStatus:
         return f"{self.op}{number}{f' ({self.source})' if self.source else ''}"
 
     @classmethod
-    def issued(cls, record: OpEntry | None) -> OpStatus | None:
-        """Return the op, its number and its source line."""
-        return None if record is None else cls(**record.brief())
+    def issued(
+        cls, record: OpEntry | OpRecord | None, failed: bool = False
+    ) -> OpStatus | None:
+        """Return the op, its number and line; of one that has `failed`, its arrays."""
+        if record is None:
+            return None
+        return cls(**record.brief(), **(record.traffic() if failed else {}))
 
     @classmethod
     def in_flight(
@@ -203,7 +207,7 @@ def summarize(spec: GroupSpec, current: Generation, aborts: int) -> GroupStatus:
         },
         transports={} if reason is not None else _transports(spec, current),
         enqueued=OpStatus.issued(status.enqueued),
-        started=OpStatus.issued(status.started),
+        started=OpStatus.issued(status.started, failed=reason is not None),
         completed=OpStatus.done(status.completed),
         aborts=aborts + (reason is not None),
         issued=status.collective_seq,

@@ -91,7 +91,7 @@ class TorchGroup(WatchedGroup):
             timeout=self.timeout,
             devices=dict(self.devices),
             enqueued=OpStatus.issued(progress.enqueued),
-            started=OpStatus.issued(progress.started),
+            started=OpStatus.issued(progress.started, failed=reason is not None),
             completed=OpStatus.done(progress.completed),
             aborts=self.made.aborts + (reason is not None),
             issued=self._issued(),

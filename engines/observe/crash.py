@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rankscope.backends.groups.summary import GroupStatus, OpStatus
@@ -20,7 +21,7 @@ from ..wire.requests import GetFlightRecord
 from .rank_registry import RankRegistry
 from .rank_slots import RankSlot
 
-__all__ = ["CRASHES", "causes_of_crash"]
+__all__ = ["CRASHES", "causes_of_crash", "differences_between"]
 
 #: What ends a process where a library gives up, or has written beside an array.
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
@@ -29,6 +30,7 @@ CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 RECORDS = 200
 ANSWER = 1.0
 
+_P2P = ("send", "recv")
 _UNLIKE = (
     *(Fault.OP_MISMATCH, Fault.ORDER_MISMATCH, Fault.ROOT_MISMATCH),
     *(Fault.REDUCE_OP_MISMATCH, Fault.DTYPE_MISMATCH, Fault.SIZE_MISMATCH),
@@ -63,6 +65,29 @@ def causes_of_crash(registry: RankRegistry, slot: RankSlot) -> list[Verdict]:
     return [one for one in found if one.fault in _UNLIKE]
 
 
+def differences_between(statuses: Mapping[int, GroupStatus]) -> list[Verdict]:
+    """Return how the op of a group differs between its ranks, in which it was aborted.
+
+    `statuses` are those of its ranks; ``[]`` where they are not all in one op.
+    """
+    ops = {rank: group.started for rank, group in statuses.items()}
+    group = next(iter(statuses.values()), None)
+    if group is None or ops.keys() != set(group.ranks):
+        return []
+    now_ns = time.time_ns()
+    views, places = {}, set()
+    for rank, op in ops.items():
+        if op is None or op.op in _P2P:
+            return []
+        places.add((op.seq, statuses[rank].generation))
+        record = _record(statuses[rank], op, now_ns)
+        views[rank] = RankView(rank, records=[record], now_ns=now_ns)
+    if len(places) > 1:
+        return []
+    found = diagnose({group.key: group.generation}, views, stall=0.0)
+    return [one for one in found if one.fault in _UNLIKE]
+
+
 def _last_ops(slot: RankSlot) -> list[tuple[GroupStatus, OpStatus]]:
     """Return the op of each group that the last status of a rank has.
 
@@ -77,7 +102,7 @@ def _last_ops(slot: RankSlot) -> list[tuple[GroupStatus, OpStatus]]:
 
 def _record(group: GroupStatus, op: OpStatus, now_ns: int) -> dict[str, Any]:
     """Return the record of an op, as far as a status has it."""
-    is_p2p = op.op in ("send", "recv")
+    is_p2p = op.op in _P2P
     return {
         "group_id": group.key.id,
         "generation": group.generation,

@@ -198,6 +198,9 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
         _sentence(f"group{'s' * (len(named) > 1)} {', '.join(named)}: {why}")
         for why, named in told.items()
     ]
+    sentences += [
+        _sentence(text(one, 600)) for group in found for one in group.differences
+    ]
     if "rebuild" not in head.get("refused", {}):
         them = "it" if len(found) == 1 else "them"
         sentences[-1] += f" Rebuild makes {them} usable again."

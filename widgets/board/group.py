@@ -12,6 +12,7 @@ from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import GroupStatus, OpStatus
+from rankscope.engines.observe.crash import differences_between
 
 from ..units import elapsed_text
 from .rows import NOT_BUILT, Cells, text
@@ -105,6 +106,10 @@ class Group:
     # What the transports were last written of, and the text.
     _connected: tuple[Connections, dict[int, str]] = field(default=({}, {}), repr=False)
     _transports: str = field(default="", repr=False)
+    # The ops that were compared last, and the result.
+    _compared: tuple[dict[int, OpStatus | None], list[Verdict]] = field(
+        default=({}, []), repr=False
+    )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -153,6 +158,16 @@ class Group:
         if self.hang is None or self.aborted or self.generation == self.hang[1]:
             return None
         return self.hang[0]
+
+    @property
+    def differences(self) -> list[Verdict]:
+        """How the op differs between the ranks in which it was aborted, if it does."""
+        if not self.aborted or self.hang is not None:
+            return []
+        ops = {rank: status.started for rank, status in self.statuses.items()}
+        if ops != self._compared[0]:
+            self._compared = ops, differences_between(self.statuses)
+        return self._compared[1]
 
     def row(self, rank: int) -> Cells:
         """Return all cells of a rank."""

@@ -282,6 +282,13 @@ class BoardModel:
                 for rank, found in verdict_cells(verdict, group.aborted).items():
                     if rank in group.base and _shows(group, rank, verdict):
                         extra[rank] = {**found, **extra.get(rank, {})}
+            for verdict in group.differences:
+                # All have failed at once: nobody has waited.
+                for rank in verdict.culprits:
+                    extra[rank] = {
+                        **extra.get(rank, {}),
+                        **verdict_cells(verdict)[rank],
+                    }
             if extra != group.extra:
                 changed = extra.keys() | group.extra.keys()
                 self._dirty.update((group.id, rank) for rank in changed)

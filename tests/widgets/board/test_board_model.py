@@ -701,6 +701,42 @@ class TestBanner:
         for row in found.groups[0].rows().values():
             assert not row.keys() & {"op", "line", "verdict", "blame", "failed"}
 
+    def test_rows_say_which_ranks_op_differs_in_which_all_have_failed(self) -> None:
+        def ranks(*ops: OpStatus, **fields: Any) -> list[RankStatus]:
+            return [
+                rank(n, group(started=one, state="aborted", reason="why", **fields))
+                for n, one in enumerate(ops)
+            ]
+
+        def like(seq: int = 14, dtype: str = "float64", size: int = 4) -> OpStatus:
+            return op("all_reduce", seq, sizes=((size,), (size,)), dtypes=(dtype,) * 2)
+
+        def marks(found: BoardModel) -> list[tuple[Any, Any]]:
+            rows = found.groups[0].rows().values()
+            return [(row.get("verdict"), row.get("blame")) for row in rows]
+
+        nothing = (None, None)
+        found = model(*ranks(like(), like(), like(size=5), like()))
+        assert marks(found) == [nothing, nothing, ("other size", 1), nothing]
+        assert found.banner().more == (
+            "Rank 2 issued all_reduce #14 with 5 elements, ranks 0–1 and 3 with "
+            "4 elements. Rebuild makes it usable again.",
+        )
+        dtypes = ranks(like(), like(dtype="float32"), like(), like())
+        assert marks(model(*dtypes))[1] == ("other dtype", 1)
+        for unknown in (
+            # All alike; in different ops; a rank is not known; it still runs.
+            ranks(*[like()] * 4),
+            ranks(like(), like(), like(13, size=5), like()),
+            ranks(like(), like(), like(size=5)),
+            [rank(n, group(started=like(size=n))) for n in range(4)],
+        ):
+            assert set(marks(model(*unknown))) == {nothing}
+        # The group is rebuilt.
+        found.update(cluster(*(rank(n, FRESH) for n in range(4))), 101.0)
+        found.delta()
+        assert set(marks(found)) == {nothing}
+
     def test_an_aborted_op_shows_nothing_of_the_op_before(self) -> None:
         barrier = op("barrier", 14, state="started", elapsed=6.0)
         done = simulated.op(13)
