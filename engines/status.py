@@ -108,6 +108,8 @@ class Summary:
     busy: bool = False
     #: The number of the cell that runs.
     cell: int | None = None
+    #: Client → the numbers of the cells that no other one has sent since: ``3-5,7``.
+    senders: Mapping[str, str] = field(default_factory=dict)
     #: Seconds since that cell began.
     busy_for: float | None = None
     #: Where the main thread of a busy rank was, e.g. ``cell 7 line 3``.
@@ -225,8 +227,8 @@ class ClusterStatus:
     allocation: str = ""
     #: What this notebook cannot do to them (``abort``, ``rebuild``, ``restart``) → why.
     refused: Mapping[str, str] = field(default_factory=dict)
-    #: The numbers of the cells that this client has sent to them, as ``3-5,7``: others
-    #: are of another notebook. ``None``: not known.
+    #: The numbers of the cells that this client was the last to send, as ``3-5,7``:
+    #: others are of another notebook. ``None``: not known.
     cells: str | None = None
 
     @property

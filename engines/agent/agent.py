@@ -328,6 +328,7 @@ class Agent:
             # A cell that is being prepared cannot be interrupted yet.
             "cell": None if began is None else self.cells.number,
             "joining_for": None if joining is None else time.monotonic() - joining,
+            "senders": self.cells.source.senders,
             "last_cell_exit": self.cells.last_exit if began is None else "",
             "last_cell_op": self.cells.last_op if began is None else None,
             "last_cell_failed": self.cells.last_failed and began is None,

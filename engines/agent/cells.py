@@ -174,6 +174,9 @@ class Cells:
         request = self._request()
         if request is not None:
             self._prepare(request)
+            if self.number is not None:
+                sender = self._header()["session"]
+                self.source.note(info.raw_cell, self.number, sender)
         # An error that no cell caused, and that the group has reported.
         take_async_error()
         self._before()

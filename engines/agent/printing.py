@@ -14,6 +14,7 @@ from typing import Any
 
 from ipykernel.iostream import OutStream
 
+from rankscope.backends.rank_sets import format_ranks, group_by
 from rankscope.backends.torch_watch.patching import when_imported
 
 from ..wire.print_marks import mark
@@ -104,11 +105,33 @@ class CellSource:
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
+        # File → number and sender of its cell; number → the last one that sent a cell
+        # with it: several notebooks may, and one whose kernel was restarted.
+        self._sent: dict[str, tuple[int, str]] = {}
+        self._senders: dict[int, str] = {}
+        #: Client → the numbers of cells that no other one has sent since: ``3-5,7``.
+        self.senders: dict[str, str] = {}
+
+    def note(self, code: str, number: int, sender: str) -> None:
+        """Note who has sent the cell that is about to run."""
+        file = self._shell.compile.get_code_name(code, code, number)
+        self._sent[file] = number, sender
+        self._senders[number] = sender
+        found = group_by(self._senders, self._senders.__getitem__)
+        self.senders = {one: format_ranks(numbers) for one, numbers in found.items()}
 
     def name_of(self, filename: str) -> str | None:
-        """Return ``Cell In[7]`` for the file of cell 7, ``None`` for other files."""
+        """Return ``Cell In[7]`` for the file of cell 7, ``None`` for other files.
+
+        ``Cell In[7 (earlier)]`` where another client has sent a cell 7 since.
+        """
         named = self._shell.compile.format_code_name(filename)
-        return None if named is None else " ".join(named)
+        if named is None:
+            return None
+        number, sender = self._sent.get(filename, (None, ""))
+        if number is not None and self._senders[number] != sender:
+            return f"Cell In[{number} (earlier)]"
+        return " ".join(named)
 
     def is_cell(self, filename: str | None) -> bool:
         """Whether IPython compiled a cell as `filename`."""

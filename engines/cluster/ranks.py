@@ -15,7 +15,7 @@ from rankscope.backends.benchmark import parse_sizes
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.world import DEFAULT
 from rankscope.backends.observe.verdicts import Verdict
-from rankscope.backends.rank_sets import format_ranks
+from rankscope.backends.rank_sets import format_ranks, parse_runs
 from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
@@ -64,7 +64,6 @@ class Ranks(ObservedRanks):
         self._registry.take_over = self._take_over
         self._cells = CellRunner(self._registry)
         self._numbers: set[int] = set()
-        self._sent_cells = ""
         #: Completions, help and names for who types a cell.
         self.introspection = Introspection(self._registry)
 
@@ -124,10 +123,21 @@ class Ranks(ObservedRanks):
         chosen = self._ranks_for(ranks, group, sorted(groups))
         if cell is not None:
             self._numbers.add(cell)
-            self._sent_cells = format_ranks(self._numbers)
         execution = Execution(code, chosen, cell, group, keep_value)
         self._cells.run(execution, groups)
         return execution
+
+    def _sent_cells(self) -> str:
+        me = self._registry.this_client["session"]
+        others = {
+            text
+            for slot in self._registry.slots
+            for session, text in slot.summary.senders.items()
+            if session != me
+        }
+        taken = [run for text in others for run in parse_runs(text, "cell")]
+        own = (one for one in self._numbers if not any(one in run for run in taken))
+        return format_ranks(own)
 
     def values(
         self, execution: Execution, *, timeout: float | None = None

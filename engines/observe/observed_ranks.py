@@ -58,8 +58,6 @@ class ObservedRanks:
     )
     #: The script that the ranks run; empty where they are engines.
     _script_name: str = ""
-    #: The numbers of the cells that were sent to them; ``None``: none ever is.
-    _sent_cells: str | None = None
 
     def __init__(
         self,
@@ -129,6 +127,10 @@ class ObservedRanks:
     def detached(self) -> bool:
         """Whether it is closed, and has left the ranks running."""
         return self._detached
+
+    def _sent_cells(self) -> str | None:
+        """Return the numbers of this client's cells; see `ClusterStatus.cells`."""
+        return None
 
     def _check_open(self) -> None:
         if not self._open:
@@ -301,7 +303,7 @@ class ObservedRanks:
             script=self._script_name,
             allocation=self.allocation,
             refused=self.refused,
-            cells=self._sent_cells,
+            cells=self._sent_cells(),
             ranks=tuple(
                 slot.status(now)
                 for slot in self._observed.slots

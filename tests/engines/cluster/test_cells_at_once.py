@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError
 
 pytestmark = pytest.mark.processes
@@ -76,6 +77,13 @@ def test_each_client_knows_which_cells_are_its_own(cluster: Cluster) -> None:
         for client, number in ((cluster, 3), (guest, 8), (cluster, 4), (cluster, 6)):
             client.execute("x = rank", cell=number).result(30)
         assert [one.glance().cells for one in (cluster, guest)] == ["3-4,6", "8"]
+        # On one rank another cell has the number, and is the last one there.
+        guest.execute("x = 1", cell=4, ranks=1).result(30)
+
+        def known() -> list[str | None]:
+            return [one.glance().cells for one in (cluster, guest)]
+
+        until(lambda: known() == ["3,6", "8"], 30)
 
 
 def test_three_clients(cluster: Cluster) -> None:
