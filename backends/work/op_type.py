@@ -60,30 +60,8 @@ def _first_of_each_rank(counts: Counts, ranks: int) -> int:
     return counts[0] * ranks
 
 
-def _last_of_each_rank(counts: Counts, ranks: int) -> int:
-    return counts[-1] * ranks
-
-
-def _all_but_last(counts: Counts, ranks: int) -> int:
-    return sum(counts[:-1])
-
-
-def _one_per_rank(counts: Counts, ranks: int) -> int:
-    return sum(counts[:ranks])
-
-
-# Bus factors of nccl-tests: what part of S crosses each rank's link.
-
-
-def _once(ranks: int) -> float:
-    return 1.0
-
-
-def _reduced_and_spread(ranks: int) -> float:
-    return 2 * (ranks - 1) / ranks
-
-
 def _all_but_own_part(ranks: int) -> float:
+    """The bus factor of nccl-tests: what part of S crosses each rank's link."""
     return (ranks - 1) / ranks
 
 
@@ -106,7 +84,7 @@ class OpSpec:
     #: S of nccl-tests in elements, of element counts (inputs, then outputs) and ranks.
     payload: Callable[[Counts, int], int] = _first
     #: Bus bandwidth over algorithm bandwidth, of the number of ranks (2 at least).
-    bus_factor: Callable[[int], float] = _once
+    bus_factor: Callable[[int], float] = lambda ranks: 1.0
     #: Which of its arrays, inputs first, have the same sizes on all ranks; ``None``:
     #: none.
     same_sizes: slice | None = None
@@ -193,7 +171,7 @@ class OpType(enum.Enum):
         OpSpec(
             arguments=(Argument.UPDATED,),
             joint=True,
-            bus_factor=_reduced_and_spread,
+            bus_factor=lambda ranks: 2 * (ranks - 1) / ranks,
             same_sizes=_FIRST,
             fused=True,
             measured=True,
@@ -245,7 +223,7 @@ class OpType(enum.Enum):
         "scatter",
         OpSpec(
             arguments=(_WRITTEN, _READ_LIST),
-            payload=_last_of_each_rank,
+            payload=lambda counts, ranks: counts[-1] * ranks,
             bus_factor=_all_but_own_part,
             same_sizes=_LAST,
             measured=True,
@@ -256,7 +234,7 @@ class OpType(enum.Enum):
         OpSpec(
             arguments=(_WRITTEN, _READ_LIST),
             joint=True,
-            payload=_all_but_last,
+            payload=lambda counts, ranks: sum(counts[:-1]),
             bus_factor=_all_but_own_part,
             fallback="all_reduce",
             same_sizes=_ALL_BUT_LAST,
@@ -282,7 +260,7 @@ class OpType(enum.Enum):
         OpSpec(
             arguments=(_WRITTEN_LIST, _READ_LIST),
             joint=True,
-            payload=_one_per_rank,
+            payload=lambda counts, ranks: sum(counts[:ranks]),
             bus_factor=_all_but_own_part,
             runs_empty=True,
         ),

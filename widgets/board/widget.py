@@ -89,7 +89,8 @@ class Board(anywidget.AnyWidget):
         # A cell makes the board: until it ends, messages of pages may be delayed.
         self._cell_running = True
         self._feed = BoardFeed(
-            cluster, self._send_to_pages, self._update_outputs, self._is_cell_running
+            *(cluster, self._send_to_pages, self._update_outputs),
+            lambda: self._cell_running,
         )
         self._actions = BoardActions(
             cluster,
@@ -214,9 +215,6 @@ class Board(anywidget.AnyWidget):
             self._update_outputs()
         elif self._outputs and not self._needs_view():
             self._feed.report_end()
-
-    def _is_cell_running(self) -> bool:
-        return self._cell_running
 
     def _source_line(self, cell: int, line: int) -> str:
         """Return line `line` of the notebook's cell `cell`, ``""`` if it is unknown."""
