@@ -31,7 +31,7 @@ from ..work.work import Work
 from . import stale
 from .meeting import require_members
 from .private import c10d, disable_dynamo, in_backward, is_profiling
-from .tensors import memories, memory, require_one_order, row_memory
+from .tensors import memories, memory, require_one_order
 from .work import BatchedWork, TorchWork
 
 __all__ = ["Ops"]
@@ -43,6 +43,17 @@ _REDUCE_OPS = {
     if op is not ReduceOp.PREMUL_SUM and hasattr(_KINDS, op.name)
 }
 _NOW = timedelta(0)
+#: Ops in which a tensor has other rows than what it is moved to, or lies on another
+#: rank; and how many of their arguments are written.
+_BY_ROWS: dict[Function, int] = {
+    data_movement.all_gather_into_tensor: 1,
+    coalescing.all_gather_into_tensor_coalesced: 1,
+    reductions.reduce_scatter_tensor: 1,
+    coalescing.reduce_scatter_tensor_coalesced: 1,
+    data_movement.all_to_all_single: 1,
+    point_to_point.isend: 0,
+    point_to_point.irecv: 1,
+}
 
 
 class Ops(GroupOps):
@@ -85,12 +96,19 @@ class Ops(GroupOps):
         if function is reductions.all_reduce and _is_sparse(tensors[0]):
             _sparse_all_reduce(tensors[0], kwargs["op"], self.group, where)
             return TorchWork(completed_work(OpType.ALL_REDUCE, None), tensors)
-        if function is data_movement.all_to_all_single:
-            arrays = [row_memory(tensor, where) for tensor in tensors]
+        written = _BY_ROWS.get(function)
+        if written is not None:
+            arrays = [
+                *memories(tensors[:written], where, moved=not reduces, rows="written"),
+                *memories(tensors[written:], where, moved=not reduces, rows="read"),
+            ]
         else:
             arrays = memories(tensors, where, moved=not reduces)
-            # The tensors of a coalesced op are not moved into each other.
-            if len(tensors) > 1 and "coalesced" not in name:
+            if function is coalescing.all_gather_coalesced:
+                for moved in zip(tensors[1], *tensors[0], strict=False):
+                    require_one_order(moved, where)
+            # Those of an all_reduce_coalesced are not moved into each other.
+            elif len(tensors) > 1:
                 require_one_order(tensors, where)
         # Torch waits at once: the caller's thread can do the whole op by itself.
         batched = self.group.capturing

@@ -12,7 +12,7 @@ import torch
 
 from ..devices.torch_memory import host_array, shared_array
 
-__all__ = ["memories", "memory", "require_one_order", "row_memory"]
+__all__ = ["memories", "memory", "require_one_order"]
 
 _DEVICES = "cpu", "cuda"
 
@@ -89,14 +89,45 @@ def _unusual(tensor: torch.Tensor, where: object, moved: bool) -> Any:
     return host_array(tensor)
 
 
-def memories(tensors: Iterable[Any], where: object, *, moved: bool = False) -> Any:
-    """Return `memory` of each of `tensors`: lists of them, and ``None``, stay such."""
+def memories(
+    tensors: Iterable[Any], where: object, *, moved: bool = False, rows: str = ""
+) -> Any:
+    """Return `memory` of each of `tensors`: lists of them, and ``None``, stay such.
+
+    `rows`: they are split by rows, or another rank has them in another shape or order
+    of memory. Of one that is ``"read"`` and lies in another order of its dimensions
+    the array is a copy.
+
+    Raises `ValueError` for such a one that is ``"written"``.
+    """
     return [
-        memories(one, where, moved=moved)
+        memories(one, where, moved=moved, rows=rows)
         if isinstance(one, (list, tuple))
-        else (None if one is None else memory(one, where, moved=moved))
+        else (
+            None
+            if one is None
+            else memory(_in_order(one, where, rows), where, moved=moved)
+        )
         for one in tensors
     ]
+
+
+def _in_order(tensor: Any, where: object, rows: str) -> Any:
+    if (
+        not rows
+        or not isinstance(tensor, torch.Tensor)
+        or tensor.layout is not torch.strided
+        or tensor.is_contiguous()
+    ):
+        return tensor
+    if rows == "read":
+        return tensor.detach().contiguous()
+    raise ValueError(
+        f"{where}: Tensors must be contiguous that are written by rows, or from "
+        f"another rank; got strides {tensor.stride()} for shape "
+        f"{tuple(tensor.shape)}: pass out = torch.empty(x.shape), and x.copy_(out) "
+        "after it"
+    )
 
 
 def require_one_order(tensors: Iterable[Any], where: object) -> None:
@@ -119,17 +150,6 @@ def require_one_order(tensors: Iterable[Any], where: object) -> None:
                     "orders of their dimensions, so that elements would change their "
                     "places: pass x.contiguous(), or results of torch.empty_like(x)"
                 )
-
-
-def row_memory(tensor: torch.Tensor, where: object) -> Any:
-    """Return `memory` of a tensor that is split by rows, so that its shape counts."""
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"{where}: Tensors must be contiguous, as they are split by rows; got "
-            f"strides {tensor.stride()} for shape {tuple(tensor.shape)}: pass "
-            "x.contiguous()"
-        )
-    return memory(tensor, where, moved=True)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

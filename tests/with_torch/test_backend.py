@@ -302,6 +302,40 @@ COLLECTIVES = {
         dist.all_reduce(x)
         assert bool((x == world_size).all())
     """,
+    "orders_of_memory": """
+        # Elements stay in their places: read in order, or refused where written.
+        n = world_size
+        x = torch.arange(6.0 * n).view(3, 2 * n).t()
+        def check(write, made, expected):
+            out = torch.zeros(made)
+            write(out)
+            assert torch.equal(out, expected), (out, expected)
+            other = torch.zeros(made[::-1]).t()
+            error = raised(lambda: write(other))
+            assert "Tensors must be contiguous that are written" in str(error), error
+        def gathered_together(out):
+            with distributed_c10d._coalescing_manager():
+                dist.all_gather_into_tensor(out, x)
+        def scattered_together(out):
+            with distributed_c10d._coalescing_manager():
+                dist.reduce_scatter_tensor(out, x)
+        own = n * x[2 * rank : 2 * rank + 2]
+        check(lambda out: dist.reduce_scatter_tensor(out, x), (2, 3), own)
+        check(scattered_together, (2, 3), own)
+        every = torch.cat([x] * n)
+        check(lambda out: dist.all_gather_into_tensor(out, x), every.shape, every)
+        check(gathered_together, every.shape, every)
+        def passed(out):
+            left, right = (rank - 1) % n, (rank + 1) % n
+            if out.is_contiguous():
+                sent = dist.isend(x, right)
+            dist.recv(out, left)
+            sent.wait()
+        check(passed, (2 * n, 3), x)
+        outs = [[torch.zeros(2 * n, 3)] for _ in range(n)]
+        error = raised(lambda: dist.all_gather_coalesced(outs, [x]))
+        assert "lie in memory in different orders" in str(error), error
+    """,
     "groups": """
         halves = [[r for r in range(world_size) if r % 2 == half] for half in range(2)]
         mine = [dist.new_group(half, group_desc="half") for half in halves][rank % 2]
