@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 
 from ..groups.generation import Generation
 from ..stores.prefix import PrefixStore
-from ..work.flight_recorder import user_frames
+from ..work.user_code import users_frame
 from . import private, stale
 from .joining import await_key, joining
 
@@ -90,8 +91,7 @@ def _all_construct(shell: _Shell) -> bool:
     current = shell.group.current
     told = _told.setdefault(current, _Told())
     if not told.differs:
-        # The file may have another path on each host, and a cell another name.
-        own = str([(line, function) for _, line, function in user_frames()])
+        own = str(_users_lines())
         store = _tell(current, told, own)
         told.differs = any(
             await_key(store, rank, current, _CALL, _LACKS) != own.encode()
@@ -99,6 +99,20 @@ def _all_construct(shell: _Shell) -> bool:
         )
         told.count += not told.differs
     return not told.differs
+
+
+def _users_lines() -> list[tuple[str, int, str]]:
+    """Return what calls the constructor: module, line and function, up to the script.
+
+    The file of a module may have another path on each host, and a cell another name.
+    """
+    found = []
+    frame = users_frame(sys._getframe(1))
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        found.append((module, frame.f_lineno, frame.f_code.co_name))
+        frame = users_frame(frame.f_back)
+    return found
 
 
 _CALL = "the constructor of DistributedDataParallel"

@@ -34,7 +34,6 @@ __all__ = [
     "issued_by",
     "recorder",
     "user_frame",
-    "user_frames",
 ]
 
 #: How many arrays of an op have their size in a status message.
@@ -49,17 +48,11 @@ def user_frame() -> Frame:
     return frame_at(*_user_places(2)[0])
 
 
-def user_frames() -> tuple[Frame, ...]:
-    """Return the innermost frame of the user's own code, and what called its function.
+def _user_places(depth: int) -> tuple[Place, ...]:
+    """Return where the user's innermost frame is, and that of what called its function.
 
     It is outside of this package and of libraries; where there is none, the innermost
     one outside of this package.
-    """
-    return tuple(frame_at(*place) for place in _user_places(2))
-
-
-def _user_places(depth: int) -> tuple[Place, ...]:
-    """Return where the frames of `user_frames` are, without their lines.
 
     Python searches a line from the beginning of the function or script: at the end of a
     long one that takes longer than all else that an op does here. The search for the

@@ -257,6 +257,7 @@ def test_ranks_with_ddps_constructor_behind_them_meet_no_op_of_it(
     three.run(
         dedent(
             """
+            import types
             from rankscope.backends.work.flight_recorder import recorder
             rankscope.torch.rebuild()
             makes = training.DistributedDataParallel
@@ -288,6 +289,14 @@ def test_ranks_with_ddps_constructor_behind_them_meet_no_op_of_it(
             another = makes(training.Net())
             assert recorder.count > count
             another(torch.ones(1, 16))
+            # But for one of the same line of another file, called in the same line.
+            count, modules = recorder.count, [types.ModuleType(one) for one in "ab"]
+            for one in modules:
+                exec("def build(makes, net): return makes(net)", vars(one))
+            elsewhere = modules[rank == 0].build(makes, training.Net())
+            assert recorder.count == count
+            error = raised(lambda: elsewhere(torch.ones(1, 16)))
+            assert "was made without the values of the other" in str(error), error
             rankscope.torch.rejoin(other)
             other(torch.ones(1, 16))
             done = rankscope.torch.rejoin(model, optimizer)

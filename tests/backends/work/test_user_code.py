@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from rankscope.backends.torch_watch.frames import calling_frames, note_submitters
-from rankscope.backends.work.flight_recorder import user_frame, user_frames
-from rankscope.backends.work.user_code import is_installed
+from rankscope.backends.work.flight_recorder import _user_places, user_frame
+from rankscope.backends.work.user_code import frame_at, is_installed
 
 PACKAGES = sysconfig.get_path("purelib")
 
@@ -68,7 +68,7 @@ def test_a_helper_has_its_callers() -> None:
     """Libraries between them are passed over, and what is no function has none."""
     program: dict[str, Any] = {"__name__": "__main__", "mine": MINE, "gather": GATHER}
     program["frames"] = _direct(GATHER, _direct(TORCH, calling_frames))
-    program["recorded"] = _direct(GATHER, user_frames)
+    program["recorded"] = _direct(GATHER, _frames_of_record)
     code = (
         "def step():\n"
         "    return gather(lambda: (mine(frames), mine(recorded)))\n"
@@ -86,6 +86,10 @@ def test_a_helper_has_its_callers() -> None:
     )
     assert ours == of_torch[:2]
     assert program["plain"] == (((file, 4, "<module>"),),) * 2
+
+
+def _frames_of_record() -> Any:
+    return tuple(frame_at(*place) for place in _user_places(2))
 
 
 def _direct(call: Callable[..., Any], inner: Callable[..., Any]) -> Callable[[], Any]:
