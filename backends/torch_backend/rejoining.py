@@ -145,14 +145,14 @@ def _held(
                 refusal = (
                     f"rejoin: stage {stage.stage_index} of a pipeline has a group that "
                     f"has lost ranks ({len(left)} of {stage.group_size} are "
-                    f"left), and their stages are on no rank of it: {_START_AGAIN}"
+                    f"left), and their stages are on no rank of it: {_MAKE_ANEW}"
                 )
     for name, one in (*model.named_parameters(), *model.named_buffers()):
         mesh = sharded.lost_ranks(one)
         if mesh is not None:
             refusal = (
                 f"rejoin: a parameter is sharded over {mesh}, which has lost ranks: no "
-                f"such model goes on over a part of its mesh; {_START_AGAIN}"
+                f"such model goes on over a part of its mesh; {_MAKE_ANEW}"
             )
         elif hasattr(one, "device_mesh"):
             ranks &= _with_same_shard(one)
@@ -176,8 +176,9 @@ def _held(
     )
 
 
-_START_AGAIN = (
-    "start the job again, and load a checkpoint (torch.distributed.checkpoint.load)"
+_MAKE_ANEW = (
+    "make mesh, model and optimizer anew, over the ranks that are left, and load a "
+    "checkpoint (torch.distributed.checkpoint.load)"
 )
 
 
