@@ -51,9 +51,13 @@ class RankRegistry:
             rank: self._post(slot, request(rank) if callable(request) else request)
             for rank, slot in slots.items()
         }
-        return Answers.wait(
-            futures, timeout, lambda rank, late: self._give_up(slots[rank], late)
-        )
+
+        def give_up(rank: int, late: Future[Any]) -> str:
+            slot = slots[rank]
+            self._give_up(slot, late)
+            return "" if slot.is_here else f" (on {slot.host})"
+
+        return Answers.wait(futures, timeout, give_up)
 
     def post(
         self, request: Request[Any], ranks: Iterable[int] | None = None

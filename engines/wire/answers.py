@@ -61,14 +61,17 @@ class Answers(Generic[A]):
         cls,
         futures: Mapping[int, Future[Any]],
         timeout: float,
-        give_up: Callable[[int, Future[Any]], object],
+        give_up: Callable[[int, Future[Any]], str | None],
     ) -> Answers[Any]:
-        """Wait for answers; call ``give_up(rank, future)`` for those that are late."""
+        """Wait for answers; call ``give_up(rank, future)`` for those that are late.
+
+        It may return what there is to say of the rank's place.
+        """
         allowed = wait_for_answers(futures.values(), timeout)
         found = cls.of(futures)
         for rank in futures.keys() - found.results.keys() - found.errors.keys():
-            give_up(rank, futures[rank])
-            found.errors[rank] = f"no answer within {allowed:g} s"
+            place = give_up(rank, futures[rank])
+            found.errors[rank] = f"no answer within {allowed:.3g} s{place or ''}"
         return found
 
     def _record(self, rank: int, reply: Future[Any]) -> None:

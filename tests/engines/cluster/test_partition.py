@@ -124,7 +124,8 @@ def test_the_notebook_says_who_is_out_of_reach(seen: dict[str, Any]) -> None:
     down = seen["down"]
     assert down["unheard"] < two_hosts.TIMEOUT + 10
     assert down["abort"] == (
-        "ranks 2–3: no answer within 2 s; what was in flight on ranks 0–1 is aborted"
+        "ranks 2–3: no answer within 2 s (on host-b); what was in flight on ranks 0–1 "
+        "is aborted"
     )
     assert "group 'default' cannot be rebuilt: rank 2: no answer" in down["rebuild"]
     assert any(

@@ -105,7 +105,8 @@ def test_a_cut_ends_every_op_by_its_deadline(seen: dict[str, Any]) -> None:
     """Also on the side that the notebook cannot reach."""
     assert seen["down"]["ended"] < two_hosts.TIMEOUT + 5
     assert seen["down"]["abort"] == (
-        "ranks 2–3: no answer within 2 s; what was in flight on ranks 0–1 is aborted"
+        "ranks 2–3: no answer within 2 s (on host-b); what was in flight on ranks 0–1 "
+        "is aborted"
     )
     caught = seen["up"]["caught"]
     assert set(caught) == {"0", "1", "2", "3"}

@@ -86,3 +86,14 @@ def test_many_ranks_have_more_time_to_answer_while_answers_arrive(
     allowed, waited = waiting(monkeypatch, count, arrivals)()
     assert waited == [2.0] * turns
     assert allowed == 2.0 * turns
+
+
+def test_who_does_not_answer_is_told_with_its_place() -> None:
+    futures: dict[int, Future[Any]] = {rank: Future() for rank in range(3)}
+    places = {0: None, 1: " (on b)", 2: " (on b)"}
+    found = Answers.wait(futures, 0.001234, lambda rank, late: places[rank])
+    assert found.errors == {
+        0: "no answer within 0.00123 s",
+        1: "no answer within 0.00123 s (on b)",
+        2: "no answer within 0.00123 s (on b)",
+    }
