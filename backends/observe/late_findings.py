@@ -131,22 +131,32 @@ def late_lines(findings: Iterable[LateFinding]) -> list[str]:
     return [f"{one.pattern.value}: {one}" for one in findings]
 
 
-def _share_of_line(
-    ranks: Sequence[int], late: frozenset[int], ops: Sequence[Moment]
+def _share(
+    ranks: Sequence[int],
+    late: frozenset[int],
+    steps: Sequence[Moment],
+    ops: Sequence[Moment],
 ) -> float:
-    """Return the part of all their time that `ranks` waited for `late` in `ops`."""
+    """Return the part of all their time that `ranks` waited for `late` in `ops`.
+
+    A step ends with one of `steps`: the ops after the one before belong to it. One that
+    is much longer than most does not count.
+    """
+    waited, ends, sums = 0, {one.number for one in steps}, list[int]()
+    for one in ops:
+        if one.last(1) <= late:
+            waited += sum(one.waits[rank] for rank in ranks)
+        if one.number in ends:
+            sums.append(waited)
+            waited = 0
     times = [
         [one.op[rank].left - before.op[rank].left for rank in ranks]
-        for before, one in pairwise(ops)
+        for before, one in pairwise(steps)
     ]
     usual = median(map(max, times))
-    waited = spent = 0
-    for one, took in zip(ops[1:], times, strict=True):
-        if max(took) <= PAUSE * usual:
-            if one.last(1) <= late:
-                waited += sum(one.waits[rank] for rank in ranks)
-            spent += sum(took)
-    return min(1.0, waited / spent) if spent > 0 else 0.0
+    kept = [n for n, took in enumerate(times) if max(took) <= PAUSE * usual]
+    spent = sum(sum(times[n]) for n in kept)
+    return min(1.0, sum(sums[n + 1] for n in kept) / spent) if spent > 0 else 0.0
 
 
 # -- what is certain --------------------------------------------------------------
@@ -174,14 +184,17 @@ def first_finding(
                 if all_ops or shape.pattern in LOCATED:
                     each = round(len(ops) / len(series))
                     since = ops[ops.index(last[0]) :]
-                    return _finding(shape, last, since, each, key, op, line, clocks)
+                    return _finding(
+                        shape, last, last, since, each, key, op, line, clocks
+                    )
     if LEAST > len(firm) < len(ops):
         # Few are enough if they all say the same, and their ops do.
         few = enough_bursts(len(key.ranks))
         last = [one for burst in bursts[-few:] for one in burst]
         shape = shape_of(last, len(key.ranks), clocks) if len(last) > LEAST else None
         if shape is not None and bursts_agree(firm[-few:], shape):
-            return _finding(shape, last, last, 1, key, op, line, clocks)
+            ends = firm[-few:]
+            return _finding(shape, last, ends, last, 1, key, op, line, clocks)
     return None
 
 
@@ -230,6 +243,7 @@ def _series(ops: Sequence[Moment]) -> Iterator[Sequence[Moment]]:
 def _finding(
     shape: Shape,
     ops: Sequence[Moment],
+    steps: Sequence[Moment],
     of_line: Sequence[Moment],
     each: int,
     key: GroupKey,
@@ -239,12 +253,13 @@ def _finding(
 ) -> LateFinding | None:
     """Return the finding, if what the others wait is worth a word.
 
-    `ops` are those in which they wait, `of_line` all at their line since.
+    `ops` are those in which they wait, `of_line` all at their line since, of which
+    `steps` have one for each step.
     """
     pattern, late = shape.pattern, frozenset(shape.ranks)
     turns = pattern is Pattern.TURNS
     others = [rank for rank in key.ranks if turns or rank not in late]
-    share = _share_of_line(others, late, of_line)
+    share = _share(others, late, steps, of_line)
     if share < WORTH:
         return None
     waits = [
