@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -35,6 +35,10 @@ __all__ = [
 
 #: Nanoseconds by which ranks have to enter after the others to be late.
 LATE = 100_000
+#: Nanoseconds in which a rank that waits at once has begun to.
+AT_ONCE = 500_000
+#: Ops that all ranks leave when they end, which tell enough without others.
+EXITS = 5
 #: In so many ns two clocks drift apart by one at most: 100 ppm.
 DRIFT = 10_000
 
@@ -239,6 +243,9 @@ def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
     if len({hosts.get(rank, "") for one in ops for rank in one}) < 2:
         return Clocks(hosts)
     seen: dict[str, list[tuple[int, int, int]]] = {}
+    exits = [all(map(_leaves_as_it_ends, one.values())) for one in ops]
+    if sum(exits) < EXITS:
+        exits = [True] * len(ops)
     for one in ops:
         entered, left = dict[str, int](), dict[str, int]()
         for rank, entry in one.items():
@@ -251,15 +258,18 @@ def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
             seen.setdefault(host, []).append((least, left[host] - left[first], most))
     times = [next(iter(one.values())).left for one in ops]
     drift = (max(times) - min(times)) // DRIFT
-    takes = median(min(one.left - one.entered for one in op.values()) for op in ops)
+    takes = median(
+        min(one.left - one.entered for one in op.values())
+        for op in compress(ops, exits)
+    )
     ahead, error, exact = dict[str, int](), 0, True
     for host, some in seen.items():
         if host == next(iter(seen)):
             ahead[host] = 0
             continue
         least, most = max(one[0] for one in some), min(one[2] for one in some)
-        together = sorted(one[1] for one in some)
-        tenth = len(some) // 10
+        together = sorted(one[1] for one in compress(some, exits))
+        tenth = len(together) // 10
         usual = int(median(together))
         spread = (together[-1 - tenth] - together[tenth] + 1) // 2
         by_leaving = max(spread, int(2 * takes))
@@ -276,6 +286,12 @@ def align(ops: Sequence[JointOp], hosts: Mapping[int, str]) -> Clocks:
     return Clocks(hosts, ahead, error, exact)
 
 
+def _leaves_as_it_ends(entry: Entry) -> bool:
+    """Return whether a rank leaves its op when it ends, not when it comes to wait."""
+    began = entry.waited
+    return not entry.entered + AT_ONCE < began < entry.left < began + LATE
+
+
 # -- one op ---------------------------------------------------------------------------
 
 
@@ -286,8 +302,8 @@ class Moment:
     op: JointOp
     #: Rank → when it entered, the first one first.
     entered: Mapping[int, int]
-    #: The ranks that entered behind the longest gap, at most half of all; empty: nobody
-    #: was late.
+    #: The ranks that entered behind the longest gap, at most half of all, rounded up;
+    #: empty: nobody was late.
     late: frozenset[int]
     #: Rank → ns that it waited for the last one to enter.
     waits: Mapping[int, int]
@@ -302,7 +318,7 @@ class Moment:
         gaps = [later - at for at, later in pairwise(times)]
         gap = max(gaps)
         late = frozenset(ranks[gaps.index(gap) + 1 :])
-        if gap <= max(LATE, 2 * clocks.error) or 2 * len(late) > len(ranks):
+        if gap <= max(LATE, 2 * clocks.error) or 2 * len(late) > len(ranks) + 1:
             late = frozenset()
         waits = {
             rank: max(
@@ -321,11 +337,6 @@ class Moment:
     def number(self) -> int:
         """That of the op among those of its group."""
         return next(iter(self.op.values())).number
-
-    @property
-    def longest(self) -> int:
-        """Ns from the end of the op before to the end of this one, at most."""
-        return max(one.left - one.left_before for one in self.op.values())
 
     def by(self, late: frozenset[int]) -> int:
         """Return by how many ns `late` entered after all others."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
@@ -27,7 +27,7 @@ from .late_patterns import (
     shape_of,
 )
 
-__all__ = ["PAUSE", "LateFinding", "first_finding", "late_lines"]
+__all__ = ["PAUSE", "LateFinding", "bursts_of", "first_finding", "late_lines"]
 
 #: The part of their time that the others have to wait.
 WORTH = 0.03
@@ -171,7 +171,7 @@ def first_finding(
     clocks: Clocks,
 ) -> LateFinding | None:
     """Return what is certain about so many of the last ops of one line."""
-    bursts = _bursts(ops)
+    bursts = bursts_of(ops)
     firm = [max(burst, key=lambda one: sum(one.waits.values())) for burst in bursts]
     for series in _series(firm):
         for count in counts:
@@ -184,22 +184,22 @@ def first_finding(
                 if all_ops or shape.pattern in LOCATED:
                     each = round(len(ops) / len(series))
                     since = ops[ops.index(last[0]) :]
-                    return _finding(
-                        shape, last, last, since, each, key, op, line, clocks
-                    )
+                    return _finding(shape, last, since, each, key, op, line, clocks)
     if LEAST > len(firm) < len(ops):
         # Few are enough if they all say the same, and their ops do.
         few = enough_bursts(len(key.ranks))
         last = [one for burst in bursts[-few:] for one in burst]
         shape = shape_of(last, len(key.ranks), clocks) if len(last) > LEAST else None
-        if shape is not None and bursts_agree(firm[-few:], shape):
-            ends = firm[-few:]
-            return _finding(shape, last, ends, last, 1, key, op, line, clocks)
+        ends = firm[-few:]
+        if shape is not None and bursts_agree(ends, shape):
+            shape = replace(shape, hits=[(one, one.late) for one in ends])
+            each = round(len(last) / few)
+            return _finding(shape, ends, last, each, key, op, line, clocks)
     return None
 
 
-def _bursts(ops: Sequence[Moment]) -> list[list[Moment]]:
-    """Return the ops of a line, in one list where no rank has waited between them.
+def bursts_of(ops: Sequence[Moment]) -> list[list[Moment]]:
+    """Return the ops, in one list where no rank has waited between them.
 
     In a step whose ops are issued while the rank computes, as those of DDP, a rank that
     is late to the first one is late to the others for the same reason.
@@ -243,7 +243,6 @@ def _series(ops: Sequence[Moment]) -> Iterator[Sequence[Moment]]:
 def _finding(
     shape: Shape,
     ops: Sequence[Moment],
-    steps: Sequence[Moment],
     of_line: Sequence[Moment],
     each: int,
     key: GroupKey,
@@ -253,13 +252,13 @@ def _finding(
 ) -> LateFinding | None:
     """Return the finding, if what the others wait is worth a word.
 
-    `ops` are those in which they wait, `of_line` all at their line since, of which
-    `steps` have one for each step.
+    `ops` are those in which they wait, one for each step; `of_line` all at their line
+    since.
     """
     pattern, late = shape.pattern, frozenset(shape.ranks)
     turns = pattern is Pattern.TURNS
     others = [rank for rank in key.ranks if turns or rank not in late]
-    share = _share(others, late, steps, of_line)
+    share = _share(others, late, ops, of_line)
     if share < WORTH:
         return None
     waits = [

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median, pstdev
 
 from ..rank_sets import group_by
@@ -51,6 +52,8 @@ OUTLASTS = 5
 REGULAR = 0.4
 #: By how many times as much one may be late in its turn as another one in its own.
 ALIKE = 4
+#: By how many times as much late ranks differ from the others as any others do.
+APART = 2
 #: The part of the late entries that a reason has to explain.
 MOSTLY = 0.6
 #: How many times as often as any other a rank has to be late at one of the turns.
@@ -128,9 +131,10 @@ def _by_arrival(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | No
     # ranks, so many as may be late.
     views = [[one.late for one in ops]]
     views += [
-        [one.last(count) for one in ops] for count in range(1, min(ranks // 2, 3) + 1)
+        [one.last(count) for one in ops]
+        for count in range(1, min((ranks + 1) // 2, 3) + 1)
     ]
-    periods = range(1, min(2 * ranks, len(ops) // 4) + 1)
+    periods = range(1, min(2 * ranks, len(ops) // 2) + 1)
     for period, steady in (*((one, STEADY) for one in periods), (1, HALF)):
         for late in views:
             turns = _turns(late, ranks, period, steady)
@@ -145,15 +149,41 @@ def _by_arrival(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | No
                 if steady < STEADY:
                     continue
                 return None
+            if pattern in (Pattern.STEADY, Pattern.HOST) and ranks > 2:
+                second = [one.last(2) - one.last(1) for one in ops]
+                if (
+                    period == 1
+                    and late is views[1]
+                    and _turns(second, ranks, 1) is not None
+                ):
+                    pattern = Pattern.UNEVEN
+                elif not _apart(ops, turns):
+                    continue
             if pattern is Pattern.STEADY and period > 1:
                 pattern = Pattern.TURNS
-            elif pattern is Pattern.STEADY and late is views[1] and ranks > 2:
-                second = [one.last(2) - one.last(1) for one in ops]
-                if _turns(second, ranks, 1) is not None:
-                    pattern = Pattern.UNEVEN
             who = dict.fromkeys(rank for turn in turns for rank in sorted(turn))
             return pattern and Shape(pattern, tuple(who), hits)
     return None
+
+
+def _apart(ops: Sequence[Moment], turns: Sequence[frozenset[int]]) -> bool:
+    """Return whether those of `turns` take longer than all others by a step.
+
+    Where each rank takes longer than the one before it, some are the last ones, too. A
+    quarter of its ops tells what a rank takes: noise only adds.
+    """
+    for turn, late in enumerate(turns):
+        its = ops[turn :: len(turns)]
+        own = {
+            rank: sorted(one.op[rank].own for one in its)[len(its) // 4]
+            for rank in its[0].op
+        }
+        order = sorted(own, key=own.__getitem__)
+        gaps = [own[later] - own[rank] for rank, later in pairwise(order)]
+        gap = gaps.pop(-len(late))
+        if {*order[-len(late) :]} != late or gap < APART * max(gaps):
+            return False
+    return True
 
 
 def _span(ops: Sequence[Moment]) -> int:

@@ -27,7 +27,7 @@ from .joint_ops import (
     number_of,
     why_unknown,
 )
-from .late_findings import PAUSE, LateFinding, first_finding
+from .late_findings import PAUSE, LateFinding, bursts_of, first_finding
 from .late_patterns import Pattern
 from .records import Record
 from .speeds import Speed, Speeds
@@ -260,8 +260,15 @@ class Lateness:
             # next, right after it, is the algorithm's: no link need be slow.
             found = [one for one in found if one.pattern is not Pattern.LEAVES_LATE]
         latest = _of_one_time([*moments.values()])
-        usual = median(one.longest for one in latest)
-        kept = [one for one in latest if one.longest <= PAUSE * usual]
+        bursts = bursts_of(sorted(latest, key=lambda one: one.number))
+        took = [_longest(one) for one in bursts]
+        most = PAUSE * median(took)
+        kept = [
+            one
+            for burst, its in zip(bursts, took, strict=True)
+            if its <= most
+            for one in burst
+        ]
         ranks = {rank: _of_rank(rank, kept) for rank in group.key.ranks}
         return GroupLateness(
             group.key,
@@ -311,6 +318,14 @@ def _of_one_time(lines: Sequence[Sequence[Moment]]) -> list[Moment]:
 
 def _left(op: JointOp) -> int:
     return next(iter(op.values())).left
+
+
+def _longest(burst: Sequence[Moment]) -> int:
+    """Return the ns from the end of the op before to the end of `burst`, at most."""
+    return max(
+        entry.left - burst[0].op[rank].left_before
+        for rank, entry in burst[-1].op.items()
+    )
 
 
 def _of_rank(rank: int, ops: Sequence[Moment]) -> RankLateness:

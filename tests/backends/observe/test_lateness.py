@@ -303,13 +303,66 @@ class TestSteps:
 
     def test_few_steps_are_enough_where_each_is_clear(self) -> None:
         run = Run(heavy=0.05).bursts(7, 4, lambda n, r: 1 + 20 * (r == 2))
-        assert _names(run) == [(Pattern.STEADY, (2,))]
+        (found,) = _found(run)
+        assert (found.pattern, found.ranks) == (Pattern.STEADY, (2,))
+        assert "one all_reduce in 4 at cell 7 line 9, 6 of 6 times" in str(found)
+        assert 0.015 < found.wait < 0.021
+
+    @pytest.mark.parametrize("steps", [9, 30])
+    def test_on_hosts_whose_clocks_differ(self, steps: int) -> None:
+        clocks = {rank: 1000.0 * rank for rank in range(4)}
+        run = Run(clocks=clocks, heavy=0.05)
+        run.bursts(steps, 4, lambda n, r: 3 + 50 * (r == 0))
+        (found,) = _found(run, {rank: f"host{rank}" for rank in clocks})
+        assert (found.pattern, found.ranks) == (Pattern.STEADY, (0,))
+        assert 0.8 < found.share < 0.95
+        assert found.clock_error < 1e-3
+
+    def test_the_first_op_of_a_step_has_no_pause_before_it(self) -> None:
+        run, lateness = Run(heavy=0.05), Lateness()
+        run.bursts(12, 4, lambda n, r: 3 + 50 * (r == 0))
+        lateness.take(run.dumps())
+        (group,) = lateness.groups()
+        assert not group.pauses
+        assert group.ranks[0].late == group.ranks[0].of == 47
+        assert 0.8 < group.ranks[1].waits < 0.95
 
     def test_who_is_behind_once_in_a_step_stays_so_for_no_other_reason(self) -> None:
         for seed in (16, 28, 44, 102, 106, *range(10)):
             run = Run(2 + seed % 3, seed, heavy=3.0).bursts(9, 20, lambda n, r: 0.5)
             assert not _found(run), seed
             assert not _found(run, ended=True), seed
+
+
+class TestWhoIsLate:
+    @pytest.mark.parametrize("ms", [2, 10, 50])
+    def test_two_of_three(self, ms: int) -> None:
+        run, lateness = Run(3, heavy=0.05), Lateness()
+        lateness.take(run.steps(TWENTY, lambda n, r: 1 + ms * (r > 0)).dumps())
+        assert [one.ranks for one in lateness.findings()] == [(1, 2)]
+        (group,) = lateness.groups()
+        assert [one.late for one in group.ranks.values()] == [0, 20, 20]
+
+    @pytest.mark.parametrize("each", [2, 10])
+    def test_the_last_ones_are_not_late_where_each_takes_longer(
+        self, each: int
+    ) -> None:
+        for seed in range(8):
+            ranks = 4 + 4 * (seed % 2)
+            clocks = {r: 1000.0 * (r >= ranks / 2) for r in range(ranks)}
+            hosts = {r: f"host{int(at)}" for r, at in clocks.items()}
+            run = Run(ranks, seed, heavy=each**0.5, clocks=clocks)
+            lateness = Lateness()
+            for _ in range(3):
+                run.steps(20, lambda n, r: 1 + each * r)
+                lateness.take(run.dumps(), hosts=hosts)
+                named = {one.ranks for one in lateness.findings()}
+                assert named <= {(ranks - 1,)}, seed
+
+    def test_turns_of_eight_in_twenty_ops(self) -> None:
+        run = Run(8, heavy=0.05).steps(TWENTY, lambda n, r: 1 + 10 * (n % 8 == r))
+        (found,) = _found(run)
+        assert (found.pattern, {*found.ranks}) == (Pattern.TURNS, {*range(8)})
 
 
 class TestSaid:
