@@ -25,7 +25,8 @@ const OP_BESIDE_SHAPES = 60; // px of it where of states the shapes alone are sh
  * `longest` has the longest text of each column, `filled` whether it has a text at all,
  * `single` is whether all ranks are on one host, and `measure(text)` the width of a text.
  * Return the level of what is left out, whether of states the shapes alone are shown, the
- * whole width, and {left, width} for each column, null for one that is not shown.
+ * whole width, and {left, width} for each column, null for one that is not shown; and
+ * whether the verdict is `below` the rest of its row, where an op has no room beside it.
  */
 export function placeColumns(columns, longest, filled, { room, single, measure }) {
   const widthOf = ({ key, title }, text, level, shapes) => {
@@ -38,10 +39,10 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
     const more = { rank: EDGE, state: SHAPE, elapsed: bar }[key] ?? 0;
     return Math.ceil(measure(shown) + padding + more);
   };
-  const at = (level, shapes = false) => {
+  const at = (level, shapes = false, there = filled) => {
     let width = 0;
     const places = columns.map((column, place) => {
-      if (!filled[place] || isHidden(column, level, single)) return null;
+      if (!there[place] || isHidden(column, level, single)) return null;
       const found = { left: width, width: widthOf(column, longest[place], level, shapes) };
       width += found.width;
       return found;
@@ -55,10 +56,18 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
   const [last, withoutOp] = LEVELS.slice(-2);
   const found = cutOp(at(last), columns, room, OP);
   // A verdict and an op say more than the state of their rank.
-  const judged = filled[columns.findIndex(({ key }) => key === "verdict")];
-  if (found || !judged) return found ?? at(withoutOp);
+  const verdict = columns.findIndex(({ key }) => key === "verdict");
+  if (found || !filled[verdict]) return found ?? at(withoutOp);
   const short = cutOp(at(last, true), columns, room, OP_BESIDE_SHAPES);
-  return short ?? at(withoutOp, at(withoutOp).width > room + FIT);
+  if (short) return short;
+  const others = filled.with(verdict, false);
+  const rest =
+    LEVELS.slice(0, -1).map((level) => at(level, true, others)).find(({ width }) => width <= room + FIT) ??
+    cutOp(at(last, true, others), columns, room, OP_BESIDE_SHAPES) ??
+    at(withoutOp, true, others);
+  const { width: left } = rest.places[0];
+  rest.places[verdict] = { left, width: Math.max(room - left, 0) };
+  return { ...rest, below: true };
 }
 
 /** Take what is over from the op, whose longest text may be one of long ago, or null. */
@@ -135,6 +144,7 @@ export class Widths {
     });
     setAttribute(this.table, "data-drop", String(found.level));
     this.table.classList.toggle("shapes", found.shapes);
+    this.table.classList.toggle("below", Boolean(found.below));
     const rules = found.places.map((place, number) => {
       const name = `.c-${this.columns[number].key}`;
       if (place === null) return `${name}{display:none}`;

@@ -40,13 +40,13 @@ test("the least important columns go first", () => {
   equal(place(0).shown, ["rank", "state", "verdict"]);
 });
 
-test("of states the shapes alone are shown where a verdict has no room else", () => {
-  const tight = { longest: LONGEST.with(6, "waits for rank 2") };
-  const whole = place(0, tight);
-  equal([whole.level, whole.shapes, whole.shown], [1, true, ["rank", "state", "verdict"]]);
-  equal(place(whole.width, tight).places[6].width, "waits for rank 2".length * 10 + 12);
-  equal(place(whole.width + 100, tight).shapes, false);
-  equal(place(0, { empty: ["verdict"] }).shapes, false);
+test("a verdict stands below the rest of its row where it has no room beside it", () => {
+  const tight = { longest: LONGEST.with(6, "waits for rank 17") };
+  const { below, shown, places } = place(230, tight);
+  equal([below, shown], [true, ["rank", "state", "line", "verdict"]]);
+  equal(places[6], { left: places[0].width, width: 230 - places[0].width });
+  equal(place(2000, tight).below, undefined);
+  equal(place(230, { empty: ["verdict"] }).below, undefined);
 });
 
 test("a bar takes room where there is one", () => {
@@ -84,7 +84,8 @@ test("an op is cut off before it goes", () => {
   const { places: cut, width: fitting } = placed(width - 60);
   equal(cut.map((one) => one.width), [places[0].width - 6, places[1].width - 48, places[2].width - 6]);
   equal([cut[2].left, fitting], [cut[1].left + cut[1].width, width - 60]);
-  equal(placed(150).places[1], null);
+  equal([placed(150).below, placed(150).places[1].width], [true, 92]);
+  equal(placed(100).places[1], null);
 });
 
 test("the words of states go before an op goes where there is a verdict", () => {
