@@ -28,7 +28,7 @@ def test_it_says_who_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "missing ranks: rank 1 has not entered all_reduce #3 (train.py:31): it issued "
         "all_reduce #2 (train.py:10) last; ranks 0, 2 wait in it"
     )
-    assert out.splitlines()[-1] == "read: ranks 0–2 of 3"
+    assert "read: ranks 0–2 of 3" in out.splitlines()
 
 
 def test_it_says_that_nothing_hangs(

@@ -10,6 +10,13 @@ from .flight_rank import RankDump
 
 __all__ = ["assign_ranks", "newest_attempt"]
 
+_OLDER = (
+    "not used: it is of an older attempt, and rank {} left nothing in the newest one"
+)
+#: Nanoseconds between the last op of one attempt, which timed out, and the first one of
+#: the next; the clocks of hosts differ by less.
+_APART = 300 * 10**9
+
 
 def assign_ranks(dumps: Iterable[RankDump]) -> tuple[dict[str, int], dict[str, str]]:
     """Return the rank of each dump by its path, and problems by path.
@@ -64,7 +71,11 @@ def newest_attempt(
     doubles = [several for several in by_rank.values() if len(several) > 1]
     problems: dict[str, str] = {}
     if not doubles:
-        return [several[0] for several in by_rank.values()], problems
+        alone = [several[0] for several in by_rank.values()]
+        left = _left_behind(alone)
+        for one in left:
+            problems[one.dump.path] = _OLDER.format(ranks[one.dump.path])
+        return [one for one in alone if one not in left], problems
     older = {one.dump.path for several in doubles for one in several[:-1]}
     # The newest attempt began when the first of its dumps begins; what was over by then
     # is older. Dumps of one attempt overlap.
@@ -92,13 +103,23 @@ def newest_attempt(
                 f"{rank}"
             )
         if newest.dump.path in older:
-            problems[newest.dump.path] = (
-                f"not used: it is of an older attempt, and rank {rank} left nothing in "
-                "the newest one"
-            )
+            problems[newest.dump.path] = _OLDER.format(rank)
         else:
             used.append(newest)
     return used, problems
+
+
+def _left_behind(dumps: Sequence[RankDump]) -> list[RankDump]:
+    """Return the dumps that ended long before all others began.
+
+    A rank that leaves none in a new attempt does not overwrite the one of the old.
+    """
+    begun = sorted(one.oldest_ns for one in dumps if one.whole and one.oldest_ns)
+    if 2 * len(begun) <= len(dumps):
+        return []
+    begins = begun[len(begun) // 2] - _APART
+    left = [one for one in dumps if 0 < one.newest_ns < begins]
+    return left if 2 * len(left) < len(dumps) else []
 
 
 def _age(one: RankDump) -> tuple[int, int, str]:

@@ -61,8 +61,12 @@ _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error
 _RESTART = re.compile(r"Worker group .*will restart worker group")
 #: Gloo's last words where it receives more than the op of this rank takes.
 _TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-#: The watchdog's last words where the rank's own GPU has failed.
-_GPU_ERROR = re.compile(r"watchdog thread terminated with exception: (CUDA error: .+)")
+#: The watchdog's last words where the rank's own GPU has failed, or another rank has
+#: closed a connection.
+_LAST_WORDS = re.compile(
+    r"watchdog thread terminated with exception: "
+    r"(CUDA error: .+|NCCL error: remote process exited.*)"
+)
 _FATAL = re.compile(
     r"Fatal Python error: (Segmentation fault|Bus error|Illegal instruction"
     r"|Floating[ -]point exception)$"
@@ -166,6 +170,8 @@ class Log:
         self._deaths: dict[int, str] = {}
         #: Ranks that the watchdog has ended as their GPUs failed → the first error.
         self._gpu_errors: dict[int, str] = {}
+        #: Ranks that it has ended as another one was gone.
+        self._cut_off: dict[int, Raised] = {}
         #: Tasks of Slurm that ended → why.
         self._tasks: dict[int, str] = {}
         self._step_ends = False
@@ -291,8 +297,12 @@ class Log:
                 self.groups.add(rank, known)
             if OP_STACK in text:
                 self._op_stack = rank, []
-            if (error := _GPU_ERROR.search(text)) is not None:
+            if (error := _LAST_WORDS.search(text)) is None:
+                pass
+            elif error[1].startswith("CUDA"):
                 self._gpu_errors.setdefault(rank, error[1][:_LONGEST])
+            else:
+                self._cut_off.setdefault(rank, Raised(error[1][:_LONGEST], ()))
         elif (work := work_line(text)) is not None:
             self.of_groups.setdefault((work.op, work.seq), set()).add(work.place)
         source, text = self._without_label(source, text)
@@ -373,6 +383,8 @@ class Log:
         for rank, failure in self.table.failures.items():
             if failure.raised is not None and rank not in raised:
                 raised[rank] = [failure.raised]
+        for rank, error in self._cut_off.items():
+            raised.setdefault(rank, [error])
         for rank, several in raised.items():
             one = evidence_of(rank, several, path)
             if one.exception is None:

@@ -16,7 +16,7 @@ from ..observe.late_findings import late_lines
 from ..observe.lateness import GroupLateness, findings_of
 from ..observe.root_cause import find_root_causes
 from ..observe.root_cause.facts import exceptions
-from ..observe.verdicts import Verdict
+from ..observe.verdicts import Fault, Verdict
 from ..printable import printable
 from ..rank_sets import group_by, name_ranks, tell_ranks
 from .attempts import assign_ranks, newest_attempt
@@ -38,6 +38,10 @@ _NOTHING = "nothing hangs, as far as what was read tells"
 _NO_OPS = (
     "the dumps list no op: none was in flight, or none was recorded; if the job hangs, "
     "the stacks of its ranks tell where"
+)
+_NO_TIMES = (
+    "nothing tells when the dumps were written: if the job still ran then, it may be "
+    "no hang"
 )
 #: Ends of ranks that are told beside a cause.
 _MOST_ENDS = 8
@@ -113,6 +117,7 @@ class Report:
             lines.append(_NOTHING if self._has_ops() else _NO_OPS)
         if recorded:
             lines.append(self._read(recorded))
+            lines += [_NO_TIMES] if self._may_have_run() else []
         elif not self.verdicts:
             lines += self.places()
         lines += late_lines(findings_of(self.late))
@@ -127,6 +132,16 @@ class Report:
     def _has_ops(self) -> bool:
         ranks = self.evidence.ranks.values()
         return any(found.ops for one in ranks for found in one.groups.values())
+
+    def _may_have_run(self) -> bool:
+        """Whether the job may have run on: dumps alone tell of it, and not when."""
+        absent = Fault.MISSING_RANKS, Fault.EXECUTION_HANG, Fault.DEADLOCK
+        return (
+            any(one.fault in absent for one in self.verdicts)
+            and any(one.kind == KIND for one in self.files)
+            and all(one.kind in (KIND, "other") for one in self.files)
+            and not any(one.read_ns for one in self.evidence.ranks.values())
+        )
 
     def _read(self, recorded: list[int]) -> str:
         """Return ``read: ranks 0–3, 5–7 of 8; no records of rank 4``."""

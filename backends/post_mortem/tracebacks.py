@@ -28,6 +28,8 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: .*|:)?$")
 _CONSEQUENCES = re.compile(
     r"timed? ?out waiting|wait timeout|timeout waiting for key|monitoredbarrier"
     r"|timed out after \d+ seconds waiting for clients|store based barrier"
+    # Of the store: rank 0 is not there, or not at that address.
+    r"|client socket has (?:timed out|failed to connect)"
     r"|watchdog caught|remote process exited|communicator was aborted|ncclRemoteError"
     r"|recvValue|application timeout|^KeyboardInterrupt"
     # Ours of an op that another rank has ended, or did not come to.

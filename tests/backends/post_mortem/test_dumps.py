@@ -250,6 +250,31 @@ def test_the_files_of_an_earlier_attempt_do_not_count(tmp_path: Path) -> None:
     assert sum(bool(one.problem) for one in report.files) == WORLD
 
 
+def test_a_dump_that_an_earlier_attempt_left_is_not_used(tmp_path: Path) -> None:
+    """Nobody has written over it: the rank left none in the newest attempt."""
+    files = pickled(ops=3)
+    old = dump(1, 2)
+    for entry in old["entries"]:
+        for name in [one for one in entry if one.startswith("time_")]:
+            entry[name] = entry[name] and entry[name] - 900 * 10**9
+    files["nccl_trace_rank_1"] = pickle.dumps(old, 2)
+    report = examine([written(tmp_path, files)])
+    (left,) = [one for one in report.files if one.problem]
+    assert (left.ranks, left.path[-1]) == ((1,), "1")
+    assert "it is of an older attempt, and rank 1 left nothing" in left.problem
+    is_found(report)
+
+
+def test_that_nothing_tells_when_dumps_were_written(tmp_path: Path) -> None:
+    folder = written(tmp_path, pickled())
+    told = "nothing tells when the dumps were written: if the job still ran then"
+    assert told in examine([folder]).as_text()
+    for path in folder.iterdir():
+        newest = max(one["time_created_ns"] for one in dump(0)["entries"])
+        os.utime(path, ns=(newest + 600 * 10**9,) * 2)
+    assert told not in examine([folder]).as_text()
+
+
 def test_a_healthy_job_hangs_nowhere(tmp_path: Path) -> None:
     healthy = {**dump(LATE)}
     files = {f"nccl_trace_rank_{rank}": pickle.dumps(healthy) for rank in range(WORLD)}

@@ -366,6 +366,20 @@ def test_the_watchdog_of_a_rank_whose_gpu_failed(tmp_path: Path) -> None:
     assert verdict.text.startswith(f"rank 2 ended with {error}; ranks 0–1, 3 wait in")
 
 
+def test_ranks_that_lost_their_connection_to_another_one(tmp_path: Path) -> None:
+    ended = (
+        "[PG ID 0 PG GUID 0(default_pg) Rank {rank}] Process group watchdog thread "
+        "terminated with exception: NCCL error: remote process exited or there was a "
+        "network error, NCCL version 2.27.3"
+    )
+    lines = [(PREFIXES["none"] + ended).format(rank=rank) for rank in (0, 1, 3)]
+    (verdict,) = examined(tmp_path, lines).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.UNDECIDED, ())
+    assert verdict.text == (
+        "ranks 0–1, 3 gave up waiting; the log has no line of rank 2: it may be cut"
+    )
+
+
 def test_of_a_group_that_one_rank_alone_names_no_other_is_blamed(
     tmp_path: Path,
 ) -> None:

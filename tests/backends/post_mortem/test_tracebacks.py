@@ -17,6 +17,8 @@ CONSEQUENCES = (
     "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 2.",
     "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was "
     "reset",
+    "torch.distributed.DistNetworkError: The client socket has timed out after 25000ms "
+    "while trying to connect to (127.0.0.1, 29877).",
     "KeyboardInterrupt",
 )
 CAUSES = (
