@@ -24,7 +24,7 @@ from .rank_facts import (
 from .ras_report import RasReader
 from .stacks import FaulthandlerReader, PySpyReader
 from .torchelastic import ErrorFileReader
-from .tracebacks import Raised, late_at_barrier
+from .tracebacks import Raised, late_at_barrier, may_be_consequence
 from .user_frames import position, rank_in_name
 
 __all__ = ["KINDS", "Texts"]
@@ -284,6 +284,13 @@ class Texts:
             for rank, one in evidence.ranks.items()
             if rank not in self._gave_up and (one.exception or one.death)
         }
+        unsure = {
+            rank
+            for rank, one in ended.items()
+            if one.death is None and may_be_consequence(one.exception or "")
+        }
+        # The others have ended by themselves.
+        ended = dict(sorted(ended.items(), key=lambda item: item[0] in unsure))
         waits: dict[tuple[str, str], list[int]] = {}
         for rank, one in sorted(self._gave_up.items()):
             place = str(one.location or ""), one.called or ""
@@ -325,7 +332,8 @@ class Texts:
         fault = Fault.MISSING_RANKS if missing else Fault.UNDECIDED
         culprits = tuple(ended) or tuple(missing)
         if ended:
-            fault = Fault.RANK_DEAD
+            culprits = tuple(rank for rank in ended if rank not in unsure)
+            fault = Fault.RANK_DEAD if culprits else Fault.UNDECIDED
         if ended and ended.keys() <= {rank for log in logs for rank in log.too_long}:
             # Which rank has the wrong size, it does not tell.
             fault, culprits = Fault.SIZE_MISMATCH, ()

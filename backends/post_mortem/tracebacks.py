@@ -30,12 +30,20 @@ _CONSEQUENCES = re.compile(
     r"|timed out after \d+ seconds waiting for clients|store based barrier"
     # Of the store: rank 0 is not there, or not at that address.
     r"|client socket has (?:timed out|failed to connect)"
+    r"|^RuntimeError: (?:socket timeout|broken pipe|connection reset by peer)"
+    # A launcher has sent it a signal.
+    r"|\bSIGTERMException|\bSignalException"
     r"|watchdog caught|remote process exited|communicator was aborted|ncclRemoteError"
     r"|recvValue|application timeout|^KeyboardInterrupt"
     # Ours of an op that another rank has ended, or did not come to.
     r"|Dist(?:Aborted|Timeout|StoreTimeout)Error|\bConnectionLostError"
     r"|the connection to the store at \S+ was lost",
     re.IGNORECASE,
+)
+#: What NCCL says of its own host, and where a connection to another rank is lost.
+_OF_EITHER = re.compile(
+    r"unhandled system error|internal error - please report"
+    r"|nccl(?:System|Internal)Error"
 )
 #: The same of connections, but those of a data loader are its own.
 _LOST = re.compile(
@@ -74,6 +82,11 @@ class Raised(NamedTuple):
         """The rank that had not joined the group of all ranks, if the text names it."""
         found = _KEY.search(self.text) or _UNIQUE_ID.search(self.text)
         return None if found is None else int(found[1])
+
+
+def may_be_consequence(exception: str) -> bool:
+    """Return whether nothing in an exception tells if it is a consequence."""
+    return _OF_EITHER.search(exception) is not None
 
 
 def late_at_barrier(

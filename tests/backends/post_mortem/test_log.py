@@ -380,6 +380,24 @@ def test_ranks_that_lost_their_connection_to_another_one(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_error_of_nccl_that_may_be_a_consequence(
+    fails: bool, tmp_path: Path
+) -> None:
+    error = "torch.distributed.DistBackendError: NCCL error in: x.cpp:2251, unhandled "
+    lines = [
+        f"{TRACEBACK.format(p=f'[rank{n}]: ', file='train.py', line=88)}[rank{n}]: "
+        f"{error}system error (run with NCCL_DEBUG=INFO for details)\n"
+        for n in (0, 1)
+    ]
+    if fails:
+        lines.append(RAISED.format(p="[rank3]: ", file="data.py", line=77))
+    (verdict,) = examined(tmp_path, "".join(lines)).verdicts
+    assert verdict.culprits == ((3,) if fails else ())
+    assert verdict.fault == (Fault.RANK_DEAD if fails else Fault.UNDECIDED)
+    assert "ranks 0–1 ended with torch.distributed.DistBackendError" in verdict.text
+
+
 def test_of_a_group_that_one_rank_alone_names_no_other_is_blamed(
     tmp_path: Path,
 ) -> None:
