@@ -39,6 +39,8 @@ _PART = 1 << 20
 _STACK_LINES = 5000
 #: Characters of an error that are told.
 _LONGEST = 200
+#: Labels of tracebacks that have begun and not ended, at most.
+_MOST_LABELS = 256
 #: Lines after one that tells something which are kept of a large log.
 _FOLLOWING = 200
 
@@ -324,7 +326,7 @@ class Log:
             label, pattern = label_in(prefix)
             if not prefix.strip():
                 label = self._spawned.pop(source, "")
-            if label:
+            if label and len(self._prefixes) < _MOST_LABELS:
                 source = source._replace(label=label)
                 self._prefixes[source] = pattern
             return source, BEGINS
