@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -59,8 +59,10 @@ class ThreadStacks:
 
     `name_cell` returns ``Cell In[7]`` for the file name of a cell, ``None`` for other
     files. The stack of the main thread begins with its outermost cell; without one the
-    thread is idle unless it `is_busy`. Threads whose idents are `quiet` are left out,
-    as Rankscope's own are, unless all are requested.
+    thread is idle unless it `is_busy`, and then has the calls that are `suspended`, if
+    any, the innermost last: those of a cell that awaits something are on no stack.
+    Threads whose idents are `quiet` are left out, as Rankscope's own are, unless all are
+    requested.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class ThreadStacks:
         name_cell: Callable[[str], str | None] = lambda file: None,
         is_busy: Callable[[], bool] = lambda: True,
         quiet: Collection[int] = (),
+        suspended: Callable[[], Sequence[FrameType]] = tuple,
     ) -> None:
         self.name_cell = name_cell
+        self.suspended = suspended
         self.is_busy = is_busy
         self.quiet = frozenset(quiet)
 
@@ -124,22 +128,29 @@ class _Look:
         for place, (number, _) in enumerate(calls):
             if self._codes[number][1] is not None:
                 return tuple(calls[place:])
-        return tuple(calls) if self._threads.is_busy() else ()
+        if not self._threads.is_busy():
+            return ()
+        return tuple(self._key(one) for one in self._threads.suspended()) or tuple(
+            calls
+        )
 
     def _walk(self, frame: FrameType | None) -> list[tuple[int, int]]:
         calls = []
         while frame is not None:
-            code = frame.f_code
-            number = id(code)
-            if number not in self._codes:
-                module = frame.f_globals.get("__name__") or ""
-                cell = self._threads.name_cell(code.co_filename)
-                self._codes[number] = code, cell, module.startswith(_PACKAGE)
-            # An instruction may stand for no line.
-            calls.append((number, frame.f_lineno or code.co_firstlineno))
+            calls.append(self._key(frame))
             frame = frame.f_back
         calls.reverse()
         return calls
+
+    def _key(self, frame: FrameType) -> tuple[int, int]:
+        code = frame.f_code
+        number = id(code)
+        if number not in self._codes:
+            module = frame.f_globals.get("__name__") or ""
+            cell = self._threads.name_cell(code.co_filename)
+            self._codes[number] = code, cell, module.startswith(_PACKAGE)
+        # An instruction may stand for no line.
+        return number, frame.f_lineno or code.co_firstlineno
 
 
 def _is_jupyters(thread: threading.Thread | None) -> bool:

@@ -163,7 +163,9 @@ class Agent:
             kernel, controller, self._publisher.publish_last, self.cells.exit_while_idle
         )
         source = self.cells.source
-        stacks = ThreadStacks(source.name_of, lambda: self.cells.running, known)
+        stacks = ThreadStacks(
+            source.name_of, lambda: self.cells.running, known, self.cells.suspended
+        )
         self._handlers = requests.handlers_of(
             self,
             self.cells,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import signal
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -73,6 +74,8 @@ class Cells:
         self.last_failed = False
         self.source = CellSource(self._shell)
         self.reservations = Reservations(self._current, publisher.note_change)
+        # What runs the cell, and may be suspended in it.
+        self._task: asyncio.Task[Any] | None = None
         self._scope = ExitStack()
         self._interruptible = False
         # Why the `init_process_group` that the cell waits in will not end.
@@ -105,7 +108,11 @@ class Cells:
         """Return where the main thread is, for a rank that asks why its op waits."""
         if not self.running:
             return Place("", self.last_exit)
-        return Place(self.source.innermost(self._main))
+        return Place(self.source.innermost(self._main, self.suspended()))
+
+    def suspended(self) -> list[FrameType]:
+        """Return the calls of a cell that awaits something, the innermost last."""
+        return self.source.suspended(self._task)
 
     # -- requests, on the control thread ------------------------------------
 
@@ -181,6 +188,9 @@ class Cells:
         take_async_error()
         self._before()
         unwaited.begin()
+        with suppress(RuntimeError):
+            # None where the cell runs outside of any event loop.
+            self._task = asyncio.current_task()
         # Last: from now on an interrupt is for the cell.
         self.began = time.monotonic()
         self._publisher.note_change()
@@ -230,7 +240,7 @@ class Cells:
                 self.last_exit = _describe_exit(self.number, error, line)
                 self.last_op = _failed_op(error)
                 self.last_failed = error is not None
-        self.number = self.began = None
+        self.number = self.began = self._task = None
         self.post_mortem.opened = False
         settle()
         self._after()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import linecache
 import os
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
-from types import FrameType, ModuleType
+from collections.abc import Callable, Sequence
+from itertools import chain
+from types import CoroutineType, FrameType, ModuleType
 from typing import Any
 
 from ipykernel.iostream import OutStream
@@ -167,10 +169,29 @@ class CellSource:
         ]
         return lines[-1] if lines else None
 
-    def innermost(self, thread: int) -> str:
-        """Return the innermost line of a cell in the stack of a thread, or ``""``."""
+    def innermost(self, thread: int, suspended: Sequence[FrameType]) -> str:
+        """Return the innermost line of a cell in the stack of a thread, or ``""``.
+
+        Where it is in none, that of the calls which are `suspended`.
+        """
         frame = sys._current_frames().get(thread)
-        for one, line in traceback.walk_stack(frame) if frame is not None else ():
-            if self.is_cell(one.f_code.co_filename):
-                return self.describe(one.f_code.co_filename, line)
+        stack = [one for one, _ in traceback.walk_stack(frame)] if frame else []
+        for one in chain(stack, reversed(suspended)):
+            code = one.f_code
+            if self.is_cell(code.co_filename):
+                line = one.f_lineno or code.co_firstlineno
+                return self.describe(code.co_filename, line)
         return ""
+
+    def suspended(self, task: asyncio.Task[Any] | None) -> list[FrameType]:
+        """Return the calls of a cell that awaits something, the innermost last."""
+        calls = []
+        awaited = None if task is None else task.get_coro()
+        while isinstance(awaited, CoroutineType) and (frame := awaited.cr_frame):
+            calls.append(frame)
+            awaited = awaited.cr_await
+        # Below it are the calls of IPython.
+        ours = (
+            i for i, one in enumerate(calls) if self.is_cell(one.f_code.co_filename)
+        )
+        return calls[next(ours, len(calls)) :]
