@@ -110,11 +110,7 @@ def new_group(
             f"{where}: ranks={list(ranks if ranks is not None else [])}; "
             f"expected distinct global ranks, at least one, each from 0 to {size - 1}"
         )
-    if group_desc == DEFAULT:
-        raise ValueError(
-            f"{where}: group_desc={DEFAULT!r} is the name of the default group; "
-            "expected another"
-        )
+    _check_description(group_desc, where)
     config = default.config if backend is None else BackendConfig(backend)
     index = bound_index(device_id, config, "new_group")
     seconds = as_timeout(timeout, default.timeout, "new_group: timeout")
@@ -126,6 +122,22 @@ def new_group(
     if index is not None and isinstance(made, ProcessGroup):
         made.connect(index)
     return made
+
+
+def _check_description(group_desc: str | None, where: str) -> None:
+    """Raise `TypeError` or `ValueError` unless `group_desc` can name a group."""
+    if group_desc is not None and not isinstance(group_desc, str):
+        raise TypeError(f"{where}: group_desc={group_desc!r}; expected a str")
+    if group_desc and not group_desc.isascii():
+        try:
+            group_desc.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where}: group_desc={group_desc!r}: {error}") from None
+    if group_desc == DEFAULT:
+        raise ValueError(
+            f"{where}: group_desc={DEFAULT!r} is the name of the default group; "
+            "expected another"
+        )
 
 
 def _early_device(parent: ProcessGroup, config: BackendConfig) -> int | None:
@@ -407,6 +419,7 @@ def split_group(
     """
     pg = _parent(parent_pg, "split_group")
     what = f"split_group on {pg.describe()}: split_ranks"
+    _check_description(group_desc, f"split_group on {pg.describe()}")
     lists = [sorted(ranks) for ranks in _lists(split_ranks, what)]
     if not _are_disjoint(lists, pg.size()):
         raise ValueError(

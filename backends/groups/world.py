@@ -151,9 +151,16 @@ class World(Job):
             base = description or describe_members(ranks)
             if self.rank not in ranks:
                 return NON_GROUP_MEMBER
-            key = GroupKey(base, tuple(ranks))
-            self._uses[key] = count = self._uses.get(key, 0) + 1
-            name = base if count == 1 else f"{base} ({count})"
+            key = named = GroupKey(base, tuple(ranks))
+            count = self._uses.get(key, 0)
+            name = base
+            # A description may look like a name with its count: 'tp (2)'.
+            while named in self._uses:
+                count += 1
+                name = f"{base} ({count})"
+                named = GroupKey(name, key.ranks)
+            self._uses[named] = 1
+            self._uses[key] = max(count, 1)
             return self._add(name, ranks, config, timeout, self.round, origin)
 
     def shrink(

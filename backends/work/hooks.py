@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from types import NoneType
 
 from .flight_recorder import Record, recorder
 from .work import Work
@@ -74,6 +75,8 @@ def add_op_hook(
     ------
     ValueError
         Neither `pre` nor `post` is given.
+    TypeError
+        `pre` or `post` cannot be called, or `group` is no name.
 
     Notes
     -----
@@ -94,6 +97,11 @@ def add_op_hook(
     """
     if pre is None and post is None:
         raise ValueError("add_op_hook: give pre, post or both")
+    for name, one in (("pre", pre), ("post", post)):
+        if one is not None and not callable(one):
+            raise TypeError(f"add_op_hook: {name}={one!r}; expected a callable")
+    if not isinstance(group, (str, NoneType)):
+        raise TypeError(f"add_op_hook: group={group!r}; expected the name of a group")
     hook = OpHook(pre, post, group)
     with _lock:
         recorder.hooks = (*recorder.hooks, hook)

@@ -551,6 +551,11 @@ def test_new_groups_are_named_without_talking_to_anybody(
         "tp",
         "ranks 0-3",
     ]
+    # A description that looks like the name of a second 'tp' does not take its place.
+    counted = dist.new_group([0, 1], group_desc="tp (2)")
+    assert dist.new_group([0, 1], group_desc="tp").group_desc == "tp (3)"
+    assert dist.new_group([0, 1], group_desc="tp (2)").group_desc == "tp (2) (2)"
+    assert world.get_group("tp (2)") is counted
     assert world.get_group("tp") is names[2]
     assert dist.get_process_group_ranks(names[0]) == [0, 2]
     assert dist.get_world_size(names[0]) == 2
@@ -558,6 +563,18 @@ def test_new_groups_are_named_without_talking_to_anybody(
     assert dist.get_group_rank(names[0], 2) == 1
     assert dist.get_global_rank(names[0], 1) == 2
     assert dist.get_backend_config(names[0]) == "cpu:manual,cuda:manual"
+
+
+@pytest.mark.parametrize("bad", [3, b"tp", "default", "\ud800"])
+def test_a_description_is_text_that_no_other_group_has(
+    bad: Any, group: dist.ProcessGroup
+) -> None:
+    kind = ValueError if isinstance(bad, str) else TypeError
+    with pytest.raises(kind, match="new_group on rank 0: group_desc="):
+        dist.new_group([0, 1], group_desc=bad)
+    with pytest.raises(kind, match="split_group on .* rank 0: group_desc="):
+        dist.split_group(group, [[0, 1]], group_desc=bad)
+    assert world.groups() == [group]
 
 
 def test_a_shrunken_group(group: dist.ProcessGroup) -> None:
