@@ -61,8 +61,8 @@ class ThreadStacks:
     files. The stack of the main thread begins with its outermost cell; without one the
     thread is idle unless it `is_busy`, and then has the calls that are `suspended`, if
     any, the innermost last: those of a cell that awaits something are on no stack.
-    Threads whose idents are `quiet` are left out, as Rankscope's own are, unless all are
-    requested.
+    Threads whose idents are `quiet` are left out, as Rankscope's own are, unless all
+    are requested.
     """
 
     def __init__(

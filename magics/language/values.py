@@ -5,6 +5,7 @@ All errors that can be found without an engine are found here, before one starts
 
 from __future__ import annotations
 
+import keyword
 import math
 from collections.abc import Collection
 from pathlib import Path
@@ -56,7 +57,7 @@ def names(text: str) -> list[str]:
 
 
 def identifier(text: str) -> str:
-    if not text.isidentifier():
+    if not text.isidentifier() or keyword.iskeyword(text):
         raise ValueError("expected the name of a variable")
     return text
 
