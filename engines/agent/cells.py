@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
@@ -78,6 +79,8 @@ class Cells:
         self._task: asyncio.Task[Any] | None = None
         self._scope = ExitStack()
         self._interruptible = False
+        # The keys of the last cells that are over.
+        self._over: deque[str] = deque(maxlen=16)
         # Why the `init_process_group` that the cell waits in will not end.
         self._in_vain: requests.EndInit | None = None
         self._print_marks = PrintMarks()
@@ -122,7 +125,7 @@ class Cells:
 
     @requests.Interrupt.handler
     def _interrupt(self, wanted: requests.Interrupt) -> bool:
-        if not self.running:
+        if not self.running or wanted.key in self._over:
             return False
         # To the main thread itself, so that a system call it waits in returns.
         signal.pthread_kill(self._main, signal.SIGINT)
@@ -235,6 +238,7 @@ class Cells:
                 self._shell.push(
                     {message_types.CELL_VALUE: result.result}, interactive=False
                 )
+            self._over.append(request["key"])
             self.reservations.end(request["key"])
             if not self.post_mortem.opened:
                 self.last_exit = _describe_exit(self.number, error, line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -78,18 +77,15 @@ class CellRunner:
         is not the default group. Raises `ClusterError` if the ranks run cells of
         another client.
         """
-        key = uuid.uuid4().hex
         with self._sending:
             if self._registry.owner is not None:
-                self._send_all(execution, groups, key)
+                self._send_all(execution, groups)
                 return
-        self._reserve(key, execution)
+        self._reserve(execution)
         with self._sending:
-            self._send_all(execution, groups, key)
+            self._send_all(execution, groups)
 
-    def _send_all(
-        self, execution: Execution, groups: Mapping[int, str], key: str
-    ) -> None:
+    def _send_all(self, execution: Execution, groups: Mapping[int, str]) -> None:
         with self._lock:
             self._running[execution] = {}
         execution.on_done(self._remove)
@@ -110,15 +106,16 @@ class CellRunner:
                 "dead": dead,
                 "group": groups.get(rank),
                 "keep_value": execution.keep_value,
-                "key": key,
+                "key": execution.key,
             }
             self._send(execution, self._registry.slots[rank], request, metadata)
 
-    def _reserve(self, key: str, execution: Execution) -> None:
+    def _reserve(self, execution: Execution) -> None:
         """Reserve all ranks of a cell; see `agent.reservations`.
 
         A rank that cannot answer is left out: it decides when the cell begins there.
         """
+        key = execution.key
         wanted = requests.Reserve(key, self._registry.this_client, execution.cell)
         deadline = time.monotonic() + TURN
         while True:

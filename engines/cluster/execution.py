@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ class Execution:
         self.group = group
         #: Whether the ranks keep the value of the last expression, to be fetched.
         self.keep_value = keep_value
+        #: What the ranks know the cell by.
+        self.key = uuid.uuid4().hex
         self.began = time.time()
         #: Rank → seconds it took, once it is done.
         self.durations: dict[int, float] = {}

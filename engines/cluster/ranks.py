@@ -184,10 +184,17 @@ class Ranks(ObservedRanks):
                 )
         return found
 
-    def interrupt(self, ranks: Chosen = None) -> list[int]:
+    def interrupt(
+        self, ranks: Chosen = None, execution: Execution | None = None
+    ) -> list[int]:
         """Raise KeyboardInterrupt in the cells that run on `ranks`.
 
         Engines and side processes are not ended.
+
+        Parameters
+        ----------
+        execution : Execution, optional
+            The cell that is meant: on a rank where it is over, nothing is interrupted.
 
         Returns
         -------
@@ -195,11 +202,12 @@ class Ranks(ObservedRanks):
             The ranks where a cell ran.
         """
         chosen = self._chosen(ranks)
-        answers = self._registry.ask(requests.Interrupt(), chosen, timeout=0.5)
+        wanted = requests.Interrupt(None if execution is None else execution.key)
+        answers = self._registry.ask(wanted, chosen, timeout=0.5)
         for rank in answers.errors:
             # The agent is silent.
             slot = self._registry.slots[rank]
-            if slot.alive:
+            if slot.alive and (execution is None or rank in execution.ranks_running):
                 self._registry.signal(slot, signal.SIGINT)
         return sorted(
             [rank for rank, ran in answers.results.items() if ran] + [*answers.errors]

@@ -279,7 +279,12 @@ class InitGroup(Request[list[Refusal]]):
 
 
 class Interrupt(Request[bool]):
-    """Interrupt the running cell; return whether there was one."""
+    """Interrupt the running cell; return whether there was one.
+
+    Not once the cell that has `key` is over: the next one may run already.
+    """
+
+    key: str | None = None
 
 
 class IsStoreLost(Request[bool]):

@@ -125,10 +125,13 @@ class CellRun:
 
     def _stop(self, reason: str) -> None:
         self._stream.stopping = True
-        over = threading.Event()
+        acted, over = threading.Event(), threading.Event()
 
         def stop() -> None:
-            self._monitor.stop(reason)
+            try:
+                self._monitor.stop(reason)
+            finally:
+                acted.set()
             while not over.wait(AGAIN):
                 self._monitor.interrupt()
 
@@ -136,7 +139,10 @@ class CellRun:
         start_thread("stop", stop)
         deadline = time.monotonic() + STOP + STOP_RANK * len(self._execution.ranks)
         try:
-            while not self._stream.done and time.monotonic() < deadline:
+            # Where the cell ends by itself, `stop` must not act on the next one.
+            while time.monotonic() < deadline:
+                if self._stream.done and acted.wait(TICK):
+                    break
                 self._stream.pump(TICK)
         except KeyboardInterrupt:
             # A second interrupt ends the wait; what is known is said.

@@ -98,11 +98,13 @@ class CellMonitor:
             for rank in status.ranks
             if rank.rank in running and (place := activity(rank)) is not None
         }
+        # What has ended meanwhile is left alone: the next cell may run there.
+        running = self._execution.ranks_running
         # The abort ends ranks that are in an op; an interrupt would show a second
         # error there. `interrupt` stops those that continue.
         free = [rank for rank in running if rank not in self._places]
         if free:
-            self._cluster.interrupt(free)
+            self._cluster.interrupt(free, self._execution)
         groups = in_flight(status, running)
         if groups:
             # A rank that does not answer does not stop either: the caller reports it.
@@ -127,7 +129,7 @@ class CellMonitor:
     def interrupt(self) -> None:
         running = self._execution.ranks_running
         if running:
-            self._cluster.interrupt(running)
+            self._cluster.interrupt(running, self._execution)
 
     def restore(self, stopped: bool) -> str:
         """Rebuild groups that this cell has made unusable; return a text about them.

@@ -384,8 +384,11 @@ class TestInterrupt:
 
     def test_some_ranks_only(self, cluster: Cluster, tmp_path: Path) -> None:
         go_on = tmp_path / "go on"
+        before = run(cluster, "1")
         cell = cluster.execute(UNTIL_FILE.format(str(go_on)), cell=42)
         until_at(cluster, [1, 3], 42, 3)
+        # One that comes late, for the cell before, is not for this one.
+        assert cluster.interrupt([1, 3], before) == []
         assert cluster.interrupt([1, 3]) == [1, 3]
         until(lambda: cell.ranks_running == [0, 2], WAIT, "two to end")
         go_on.touch()

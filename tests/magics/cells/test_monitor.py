@@ -61,7 +61,7 @@ class Told:
     def rebuild(self, group: GroupKey) -> None:
         self.calls.append(("rebuild", group.name))
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
+    def interrupt(self, ranks: Sequence[int], execution: Execution) -> None:
         self.calls.append(("interrupt", tuple(ranks)))
         self.on_interrupt()
 
@@ -379,6 +379,32 @@ def test_ctrl_c_stops_the_ranks_and_says_where_they_were() -> None:
     said = str(caught.value)
     assert re.fullmatch(r"after \d+\.\d s; ranks 0–2 at cell 7 line 3", said)
     assert told.calls == [("interrupt", (0, 1, 2))]
+
+
+def test_a_cell_that_ends_while_it_is_to_be_stopped_leaves_the_next_one_alone() -> None:
+    told = Told(STUCK)
+    execution, run = cell_on(told, limit=0.01)
+    begun, ended = threading.Event(), threading.Event()
+
+    def explain() -> list[Verdict]:
+        begun.set()
+        assert ended.wait(60)
+        return []
+
+    told.explain = explain  # type: ignore[method-assign]
+
+    def end_late() -> None:
+        assert begun.wait(60)
+        end(execution)
+        ended.set()
+
+    ender = threading.Thread(target=end_late)
+    ender.start()
+    with pytest.raises(CellTimeout):
+        run.run()
+    ender.join()
+    until(lambda: not any(t.name == "rankscope-stop" for t in threading.enumerate()))
+    assert [one for one in told.calls if one[0] != "rebuild"] == []
 
 
 def test_ranks_that_do_not_stop_are_named_with_the_remedy(
