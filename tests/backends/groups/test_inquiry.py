@@ -275,6 +275,18 @@ def test_a_late_rank_answers_and_all_go_on() -> None:
     assert run_ranks(2, is_late) == [2, 2]
 
 
+def test_a_question_at_the_end_of_python_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(inquiry, "start_thread", refuse)
+    asked = object.__new__(inquiry.Inquiry)
+    asked._thread_name = "inquiry"
+    asked.answer(7)
+
+
 def test_a_main_thread_that_waits_for_another_is_where_that_one_is() -> None:
     go, found = threading.Event(), list[str]()
 
