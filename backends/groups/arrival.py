@@ -114,7 +114,7 @@ def await_ranks(
     began = time.monotonic()
     try:
         _wait(here, [str(one) for one in range(world_size)], timeout)
-    except DistStoreTimeoutError as error:
+    except DistStoreTimeoutError:
         found = {one: _read(here, str(one)) for one in range(world_size)}
         came = {one: value for one, value in found.items() if value}
         missing = [one for one in found if one not in came]
@@ -139,7 +139,7 @@ def await_ranks(
             "start, with its own RANK and the same WORLD_SIZE, and call "
             f"init_process_group()?{otherwise}",
             culprits=culprits,
-        ) from error
+        ) from None  # the store misses the keys of ranks that gave up, too
     first = _read(here, "0")
     if first and _size(first) != world_size:
         raise ValueError(
