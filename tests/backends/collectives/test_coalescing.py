@@ -362,7 +362,7 @@ def test_a_hook_may_veto_and_nothing_is_issued(group: dist.ProcessGroup) -> None
         dist.add_op_hook()
     for bad in ({"pre": 3}, {"post": "x"}, {"pre": print, "group": group}):
         with pytest.raises(TypeError, match=f"add_op_hook: {[*bad][-1]}="):
-            dist.add_op_hook(**bad)  # type: ignore[arg-type]
+            dist.add_op_hook(**bad)
 
 
 def test_a_post_hook_that_fails_is_logged_and_the_op_stands(
