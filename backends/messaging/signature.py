@@ -62,6 +62,8 @@ _UFUNCS: dict[Any, tuple[int, str]] = {
     np.bitwise_or: (6, "BOR"),
     np.bitwise_xor: (7, "BXOR"),
 }
+#: Why ranks meet in different calls: one that has another root waits for nobody.
+_ORDERS = "the ranks call them in different orders, or one with different roots"
 _REDUCTIONS = dict(_UFUNCS.values())
 
 
@@ -187,6 +189,14 @@ def mismatch(
             f"{op}: {sender} sent {sent} were expected: the arrays' {what} differ "
             "between ranks"
         )
+    more = _more(_fields(received.tag)[-1], _fields(tag)[-1])
+    if found.what == "op" and more:
+        # What the other rank has called in the place of `op` is not known.
+        calls = f"{abs(more)} collective{'' if abs(more) == 1 else 's'}"
+        return DistBackendError(
+            f"{op}: {sender} is in {found.theirs}, {calls} "
+            f"{'later' if more > 0 else 'earlier'}: {_ORDERS}"
+        )
     return DistBackendError(f"{op}: {_sentence(found, sender, members)}")
 
 
@@ -241,7 +251,7 @@ def _sentence(found: Difference, sender: str, members: Members) -> str:
         calls = f"{abs(more)} collective{'' if abs(more) == 1 else 's'}"
         return (
             f"{sender} has called {calls} {'more' if more > 0 else 'less'} than "
-            f"{receiver}: the ranks call them in different orders"
+            f"{receiver}: {_ORDERS}"
         )
     if what == "root":
         theirs, ours = (members.ranks[int(root)] for root in (theirs, ours))

@@ -137,3 +137,19 @@ def test_ranks_are_named_by_their_global_ranks(
     received = Received(1, nbytes, sign(**theirs))
     error = mismatch(dist.OpType.BROADCAST, Members(4, (4, 7)), sign(), received, 8)
     assert str(error).startswith(f"broadcast: {text}")
+
+
+def test_a_rank_that_has_gone_on_is_not_said_to_have_called_another_op_instead() -> (
+    None
+):
+    members, kinds = Members(0, (4, 7)), dist.OpType
+    ours = sign(root=1, tag=FIRST + KINDS.index(kinds.BROADCAST))
+    barrier = FIRST + KINDS.index(kinds.BARRIER)
+    why = "the ranks call them in different orders, or one with different roots"
+    for calls, text in (
+        (1, "has called barrier in its place: the ranks call collectives in different"),
+        (2, f"is in barrier, 1 collective later: {why}"),
+    ):
+        received = Received(1, 1, sign(None, calls=calls, tag=barrier))
+        error = mismatch(kinds.BROADCAST, members, ours, received, 8)
+        assert str(error).startswith(f"broadcast: rank 7 {text}")
