@@ -123,6 +123,8 @@ def _by_own_time(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | N
     hits = [(one, late) for one in ops if one.last(1) == late]
     if not hits or _why(hits, clocks) is not Pattern.STEADY:
         return None
+    if not _apart(ops, [late]):
+        return None
     return Shape(Pattern.SLOW, (*slow,), hits)
 
 
