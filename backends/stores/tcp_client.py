@@ -23,6 +23,7 @@ from ..errors import (
     DistNetworkTimeoutError,
     DistStoreError,
 )
+from ..resending import resend_each_second
 from ..thread_start import start_thread
 from .base import join, remaining
 from .process_end import ProcessEnd, is_stopped, process_end
@@ -330,6 +331,7 @@ class TCPStoreClient:
         kind = event["event"]
         if kind == zmq.Event.CONNECTED:
             self._connected_at = time.monotonic()
+            resend_each_second(event["value"])
         elif kind == zmq.Event.HANDSHAKE_SUCCEEDED:
             self._connected = True
             self._settled.set()

@@ -17,6 +17,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import DistNetworkError, DistStoreError
+from ..resending import resend_each_second
 from ..thread_start import start_thread
 from .base import OTHER_KEY, OTHER_KEY_HINT, join
 from .key_table import KeyTable, Reply, Ticket
@@ -67,7 +68,9 @@ class TCPStoreServer:
         #: The ends of the processes of the clients on this host.
         self._ends: dict[bytes, ProcessEnd] = {}
         self._monitor = self._router.get_monitor_socket(
-            zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+            zmq.Event.ACCEPTED
+            | zmq.Event.DISCONNECTED
+            | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
         )
         self._told = False
         try:
@@ -131,12 +134,7 @@ class TCPStoreServer:
             while self._stop not in (ready := dict(poller.poll(self._pause()))):
                 self._execute_wills()
                 if self._monitor in ready:
-                    self._tell_other_key(recv_monitor_message(self._monitor))
-                    # The router detects the lost client with a delay. The time of the
-                    # next check is kept, however many connections break.
-                    now = time.monotonic()
-                    later = [now + pause for pause in _CHECK_DELAYS]
-                    self._checks = [*self._checks[:1], *later]
+                    self._notice(recv_monitor_message(self._monitor))
                 if self._zap in ready:
                     self._admit(self._zap.recv_multipart())
                 if self._router in ready:
@@ -156,12 +154,23 @@ class TCPStoreServer:
             for client in list(self._ends):
                 self._forget_process(client)
 
-    def _tell_other_key(self, event: Mapping[str, Any]) -> None:
+    def _notice(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == zmq.Event.ACCEPTED:
+            resend_each_second(event["value"])
+            return
+        if event["value"] == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+            self._tell_other_key()
+        # The router detects the lost client with a delay. The time of the next check is
+        # kept, however many connections break.
+        now = time.monotonic()
+        self._checks = [*self._checks[:1], *(now + pause for pause in _CHECK_DELAYS)]
+
+    def _tell_other_key(self) -> None:
         """Say once that a process was refused: without the key it cannot tell itself.
 
         Anybody may come without it: this changes nothing for those that have it.
         """
-        if self._told or event["value"] != zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+        if self._told:
             return
         self._told = True
         self._table.handle((b"", b""), b"set", [OTHER_KEY.encode(), b""])

@@ -22,6 +22,7 @@ from typing import Any
 from ..descriptors import REMEDY, allow_descriptors
 from ..errors import ConnectionLostError, DistBackendError, DistError
 from ..messaging.connecting import MeetingConnector, Namer, own_address
+from ..resending import resend_each_second
 from ..stores.base import Store
 from ..stores.process_end import host_id
 from .encryption import encrypt
@@ -281,6 +282,7 @@ class TCPConnector(MeetingConnector):
                 self._read_probe(peer, sock, readable=own["cma"] and other["cma"])
             else:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                resend_each_second(sock.fileno())
                 if own["host"] != other["host"] and own["encrypt"] | other["encrypt"]:
                     accepted = peer > self._rank
                     key = bytes.fromhex((own if accepted else other)["key"])
