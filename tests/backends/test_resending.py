@@ -12,17 +12,19 @@ from rankscope.backends.resending import resend_each_second
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the option is Linux's")
 def test_a_connection_is_tried_each_second_for_as_long_as_before() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname()) as made:
-            resend_each_second(made.fileno())
-            gives_up = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            try:
-                longest = made.getsockopt(socket.IPPROTO_TCP, 44)
-            except OSError:
-                # Before Linux 6.15 all is as it was.
-                assert gives_up == 0
-            else:
-                assert (longest, gives_up) == (1000, 924_000)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as made,
+    ):
+        resend_each_second(made.fileno())
+        gives_up = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        try:
+            longest = made.getsockopt(socket.IPPROTO_TCP, 44)
+        except OSError:
+            # Before Linux 6.15 all is as it was.
+            assert gives_up == 0
+        else:
+            assert (longest, gives_up) == (1000, 924_000)
 
 
 def test_who_has_closed_its_connection_has_no_error() -> None:

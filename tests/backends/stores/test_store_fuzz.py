@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope.backends.errors import DistError, DistStoreError
+from rankscope.backends.stores.base import OTHER_KEY
 from rankscope.backends.stores.key_table import KeyTable
 from rankscope.backends.stores.tcp import TCPStore
 from rankscope.backends.stores.tcp_keys import curve_keys
@@ -68,9 +69,9 @@ def master() -> Iterator[TCPStore]:
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=20, key=KEY)
     store.set("secret", SECRET)
     yield store
-    # Whatever came, it serves on, and nothing was written.
+    # Whatever came, it serves on, and nothing was written but that it was refused.
     assert store.get("secret") == SECRET
-    assert store.num_keys() == 1
+    assert store.num_keys() == 1 + store.check([OTHER_KEY])
     assert store._server is not None
     assert store._server._thread.is_alive()
     store.close()
