@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 
@@ -25,6 +24,10 @@ def resend_each_second(descriptor: int) -> None:
     if sys.platform != "linux":
         return
     # The owner of the descriptor may have closed it, which is no error here.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as own:
-        own.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000)
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVES_UP)
+    with contextlib.suppress(OSError):
+        made = socket.socket(fileno=descriptor)
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GIVES_UP)
+        finally:
+            made.detach()

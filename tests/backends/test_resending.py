@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +29,13 @@ def test_a_connection_is_tried_each_second_for_as_long_as_before() -> None:
             assert (longest, gives_up) == (1000, 924_000)
 
 
-def test_who_has_closed_its_connection_has_no_error() -> None:
+def test_a_descriptor_that_is_another_file_by_now_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with open(tmp_path / "file", "rb") as file:
+        before = os.listdir("/proc/self/fd")
+        resend_each_second(file.fileno())
+        assert os.listdir("/proc/self/fd") == before
+        assert file.read() == b""
     left, right = socket.socketpair()
     number = left.fileno()
     left.close()
