@@ -201,7 +201,7 @@ class TestSeats:
             (-9, "killed by SIGKILL"),
             (-250, "killed by signal 250"),
             (3, "exit code 3"),
-            (None, "its process ended"),
+            (None, "its process ended, or its controller had no heartbeat of it"),
         ],
     )
     def test_how_an_engine_ended(self, code: int | None, said: str) -> None:

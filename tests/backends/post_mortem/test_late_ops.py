@@ -76,8 +76,9 @@ def test_it_stands_beside_the_verdict_of_a_hang(tmp_path: Path) -> None:
     report = examine([tmp_path])
     (verdict,) = report.verdicts
     assert verdict.culprits == (2,)
-    hangs, read, said = report.as_text().splitlines()
+    hangs, read, when, said = report.as_text().splitlines()
     assert (hangs.split(":")[0], read) == ("missing ranks", "read: ranks 0–3 of 4")
+    assert when.startswith("nothing tells when the dumps were written: ")
     assert said.startswith("late rank: rank 2 is last")
 
 
@@ -88,7 +89,8 @@ def test_healthy_ranks_have_no_line_beside_a_verdict(tmp_path: Path) -> None:
         run.add(rank, "all_reduce", now, now, state="started", time_ended_ns=0)
     written(tmp_path, run)
     report = examine([tmp_path])
-    assert len(report.as_text().splitlines()) == 2
+    assert len(report.as_text().splitlines()) == 3
+    assert "late rank" not in report.as_text()
     assert "Who kept" not in report_page(report, "job")
 
 
