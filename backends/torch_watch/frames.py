@@ -78,10 +78,11 @@ def waiting_frames(thread: int | None) -> tuple[Frame, ...]:
     first read. Empty where the thread is not inside of torch: its line then says
     nothing about the op. A thread without Python code stands for the main thread.
     """
-    frames = sys._current_frames()
-    if thread is None or thread not in frames:
+    # No variable has all frames, see `inquiry`.
+    frame = sys._current_frames().get(thread or 0)
+    if frame is None:
         thread = threading.main_thread().ident
-    frame = None if thread is None else frames.get(thread)
+        frame = sys._current_frames().get(thread or 0)
     if frame is None or _package_of(frame) not in (_LIBRARY, _PACKAGE):
         return ()
     return _first_outside(frame, thread)

@@ -156,7 +156,7 @@ class Agent:
         controller = urlsplit(private.controller_address(kernel)).netloc
         self._publisher = StatusPublisher(kernel, self._summary)
         # Threads that are here before any cell are those of ipykernel.
-        known = sys._current_frames()
+        known = [*sys._current_frames()]
         # The last op of a cell may be younger than the last reading of torch.
         self.cells = Cells(kernel, self._publisher, self._apply_gpu, self._torch.read)
         self._hang_reports = HangReports(
