@@ -18,7 +18,7 @@ from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
 from ..slurm_step import meets_by_number
 from ..stores.base import OTHER_KEY, OTHER_KEY_HINT, RANK_0, Store, remaining
-from ..stores.prefix import PrefixStore
+from ..stores.prefix import PrefixStore, without_prefixes
 from ..thread_start import run_bounded
 from .row import PATIENCE
 
@@ -169,9 +169,7 @@ def _wait(here: Store, keys: Sequence[str], timeout: float) -> None:
 
 def _has_refused(store: Store) -> bool:
     """Return whether the store has refused a process with another key."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store.check([OTHER_KEY])
+    return without_prefixes(store).check([OTHER_KEY])
 
 
 def _await_readers(here: Store, came: Collection[int]) -> None:

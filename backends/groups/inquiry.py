@@ -24,7 +24,7 @@ from ..stores.base import Store
 from ..thread_start import start_thread
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
-from ..work.user_code import frame_of, is_installed, users_frame
+from ..work.user_code import frame_of, frame_of_thread, is_installed, users_frame
 from . import unattended
 from .spec import GroupSpec
 
@@ -101,13 +101,10 @@ def main_thread_place() -> Place:
 
 
 def _innermost() -> FrameType | None:
-    # No variable has all frames: with its own one that would be a cycle, which keeps
-    # what every thread has had in its functions. Python 3.12.1 ends the process by
-    # SIGSEGV as it collects the buffer of a BytesIO, as one has in a send of a pipe.
-    found = frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    found = frame = frame_of_thread(threading.main_thread().ident)
     while frame is not None:
         if frame.f_code is threading.Thread.join.__code__:
-            joined = sys._current_frames().get(frame.f_locals["self"].ident)
+            joined = frame_of_thread(frame.f_locals["self"].ident)
             return found if users_frame(joined) is None else joined
         frame = frame.f_back
     return found

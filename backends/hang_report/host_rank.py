@@ -29,8 +29,6 @@ class HostRank:
         say: Callable[[str], None],
     ) -> None:
         self.rank, self.key = rank, key
-        #: Those that the peers know.
-        self._threads: list[int] = []
         self.meeting = Meeting(key, rank, {})
         self.silent = SilentStacks(self.meeting.folder / f"{STACKS}{rank}.txt")
         try:
@@ -50,9 +48,8 @@ class HostRank:
         if not self.silent.is_mine():
             self.silent.signal = None
             self.meeting.tell({"signal": None})
-        elif (threads := other_threads()) != self._threads:
-            self._threads = threads
-            self.meeting.tell({"threads": threads})
+        else:
+            self.meeting.tell({"threads": other_threads()})
 
     def leave(self, *, ends: bool = True) -> None:
         """Leave the ranks of this host; as a dead one, if its process `ends`."""

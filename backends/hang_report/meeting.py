@@ -91,7 +91,9 @@ class Meeting:
             os.read(self.bell, 4096)
 
     def tell(self, about: dict[str, Any]) -> None:
-        """Write what peers are to know of this rank."""
+        """Write what peers are to know of this rank, unless they do."""
+        if about and about.items() <= self._about.items():
+            return
         self._about.update(about)
         data = json.dumps(self._about).encode()
         # In one call, and padded: a reader sees the old text or the new one.

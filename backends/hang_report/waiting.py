@@ -6,14 +6,13 @@ Until a group is made there is no op, and no recorder has anything: the stack te
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import traceback
 from typing import Any
 
 from ..groups.world import world
-from ..work.user_code import users_frame
+from ..work.user_code import frame_of_thread, users_frame
 
 __all__ = ["Waiting", "makes_group", "rendezvous"]
 
@@ -58,7 +57,7 @@ def rendezvous(
     `address` is where the ranks of the job meet.
     """
     if error is None:
-        inner = sys._current_frames().get(threading.main_thread().ident or 0)
+        inner = frame_of_thread(threading.main_thread().ident)
         calls = traceback.walk_stack(inner) if inner is not None else iter(())
     else:
         calls = reversed([*traceback.walk_tb(error.__traceback__)])

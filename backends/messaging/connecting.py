@@ -12,7 +12,7 @@ from ..errors import DistBackendError
 from ..rank_sets import name_ranks
 from ..routes import address_towards, any_address, is_link_local
 from ..stores.base import Store
-from ..stores.prefix import PrefixStore
+from ..stores.prefix import without_prefixes
 from ..stores.tcp import TCPStore
 from ..thread_start import start_thread
 
@@ -108,9 +108,8 @@ def own_address(store: Store | None = None, host: str = "") -> str:
 
 def _host_of(store: Store | None) -> str:
     """Return the host at which the ranks reach `store`; empty if it has none."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store.host if isinstance(store, TCPStore) else ""
+    found = None if store is None else without_prefixes(store)
+    return found.host if isinstance(found, TCPStore) else ""
 
 
 def interface_of(address: str) -> str:

@@ -192,10 +192,10 @@ def mismatch(
     more = _more(_fields(received.tag)[-1], _fields(tag)[-1])
     if found.what == "op" and more:
         # What the other rank has called in the place of `op` is not known.
-        calls = f"{abs(more)} collective{'' if abs(more) == 1 else 's'}"
+        when = "later" if more > 0 else "earlier"
         return DistBackendError(
-            f"{op}: {sender} is in {found.theirs}, {calls} "
-            f"{'later' if more > 0 else 'earlier'}: {_ORDERS}"
+            f"{op}: {sender} is in {found.theirs}, {_collectives(more)} {when}: "
+            f"{_ORDERS}"
         )
     return DistBackendError(f"{op}: {_sentence(found, sender, members)}")
 
@@ -238,6 +238,10 @@ def _numbered(tag: int, tags: Iterable[int]) -> int | None:
     return next((one for one in tags if _fields(one)[-1] == number), None)
 
 
+def _collectives(count: int) -> str:
+    return f"{abs(count)} collective{'' if abs(count) == 1 else 's'}"
+
+
 def _sentence(found: Difference, sender: str, members: Members) -> str:
     what, theirs, ours = found
     receiver = f"rank {members.rank}"
@@ -248,11 +252,8 @@ def _sentence(found: Difference, sender: str, members: Members) -> str:
         )
     if what == "calls":
         more = int(theirs) - int(ours)
-        calls = f"{abs(more)} collective{'' if abs(more) == 1 else 's'}"
-        return (
-            f"{sender} has called {calls} {'more' if more > 0 else 'less'} than "
-            f"{receiver}: {_ORDERS}"
-        )
+        than = f"{'more' if more > 0 else 'less'} than {receiver}"
+        return f"{sender} has called {_collectives(more)} {than}: {_ORDERS}"
     if what == "root":
         theirs, ours = (members.ranks[int(root)] for root in (theirs, ours))
     # Both ranks tell, in one order: what tells of both then has it once.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ..errors import DistNetworkTimeoutError, DistStoreError
 from .base import Store, remaining
 
-__all__ = ["PrefixStore"]
+__all__ = ["PrefixStore", "without_prefixes"]
 
 # Seconds after which a wait checks the underlying store again, because a watch does
 # not report a lost connection.
@@ -156,3 +156,10 @@ class PrefixStore(Store):
 
     def __repr__(self) -> str:
         return f"PrefixStore({self.prefix!r}, {self.underlying_store!r})"
+
+
+def without_prefixes(store: Store) -> Store:
+    """Return the store that has the keys of `store`."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store

@@ -11,7 +11,13 @@ from types import FrameType
 from typing import Any
 
 from ..work.record_fields import Frame
-from ..work.user_code import Place, frame_at, frame_of, is_installed
+from ..work.user_code import (
+    Place,
+    frame_at,
+    frame_of,
+    frame_of_thread,
+    is_installed,
+)
 from .patching import replace
 
 __all__ = ["calling_frames", "note_submitters", "user_places", "waiting_frames"]
@@ -78,11 +84,10 @@ def waiting_frames(thread: int | None) -> tuple[Frame, ...]:
     first read. Empty where the thread is not inside of torch: its line then says
     nothing about the op. A thread without Python code stands for the main thread.
     """
-    # No variable has all frames, see `inquiry`.
-    frame = sys._current_frames().get(thread or 0)
+    frame = frame_of_thread(thread)
     if frame is None:
         thread = threading.main_thread().ident
-        frame = sys._current_frames().get(thread or 0)
+        frame = frame_of_thread(thread)
     if frame is None or _package_of(frame) not in (_LIBRARY, _PACKAGE):
         return ()
     return _first_outside(frame, thread)

@@ -18,6 +18,7 @@ from ipykernel.iostream import OutStream
 
 from rankscope.backends.rank_sets import format_ranks, group_by
 from rankscope.backends.torch_watch.patching import when_imported
+from rankscope.backends.work.user_code import frame_of_thread
 
 from ..wire.print_marks import mark
 
@@ -174,7 +175,7 @@ class CellSource:
 
         Where it is in none, that of the calls which are `suspended`.
         """
-        frame = sys._current_frames().get(thread)
+        frame = frame_of_thread(thread)
         stack = [one for one, _ in traceback.walk_stack(frame)] if frame else []
         for one in chain(stack, reversed(suspended)):
             code = one.f_code

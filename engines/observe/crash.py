@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.groups.summary import GroupStatus, OpStatus
 from rankscope.backends.observe.diagnosis import diagnose
 from rankscope.backends.observe.verdicts import Fault, RankView, Verdict
@@ -61,8 +62,7 @@ def causes_of_crash(registry: RankRegistry, slot: RankSlot) -> list[Verdict]:
             ]
             views[one.rank] = RankView(one.rank, records=records, now_ns=now_ns)
     groups = {group.key: group.generation for group, _ in last}
-    found = diagnose(groups, views, stall=0.0)
-    return [one for one in found if one.fault in _UNLIKE]
+    return _differences(groups, views)
 
 
 def differences_between(statuses: Mapping[int, GroupStatus]) -> list[Verdict]:
@@ -84,7 +84,13 @@ def differences_between(statuses: Mapping[int, GroupStatus]) -> list[Verdict]:
         views[rank] = RankView(rank, records=[record], now_ns=now_ns)
     if len(places) > 1:
         return []
-    found = diagnose({group.key: group.generation}, views, stall=0.0)
+    return _differences({group.key: group.generation}, views)
+
+
+def _differences(
+    groups: Mapping[GroupKey, int], views: Mapping[int, RankView]
+) -> list[Verdict]:
+    found = diagnose(groups, views, stall=0.0)
     return [one for one in found if one.fault in _UNLIKE]
 
 

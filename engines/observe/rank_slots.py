@@ -118,15 +118,15 @@ class RankSlot:
     def exit_cause(self, exit_code: int | None) -> str:
         """Return the cause of death of an engine that ended (``None``: unknown)."""
         how = describe_exit(exit_code)
-        silent = self.silent_for or 0.0
         if exit_code is None and not self.is_here:
-            # The controller may have given it up: nobody has seen its process end.
-            how += ", or its controller had no heartbeat of it"
-        if exit_code is None and not self.is_here and silent > SILENCE:
+            # Nobody has seen its process end: the controller may have given it up.
+            silent = self.silent_for or 0.0
             last = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
             how = (
                 f"not heard of for {silent:.0f} s (last at {last}): its host does not "
                 "answer, or its process has ended"
+                if silent > SILENCE
+                else f"{how}, or its controller had no heartbeat of it"
             )
         return f"{how} (engine {self.engine_id}, pid {self.pid} on {self.host})"
 
