@@ -24,7 +24,7 @@ from .log_lines import (
     work_line,
 )
 from .stacks import FAULT_LINE, main_thread, threads_in
-from .torchelastic import FailureTable, death_by_signal
+from .torchelastic import Failure, FailureTable, death_by_signal
 from .tracebacks import BEGINS, Raised, TracebackReader, evidence_of
 from .user_frames import LONGEST, MOST, Frame, position
 
@@ -53,6 +53,8 @@ _SIGNS = (
     *(b"Fatal Python error: ", b"ut of memory: Kill"),
     *(b" oom_kill event", b" oom-kill event", b"; the report is "),
     *(b"srun: ", b"*** STEP ", b" terminated with the following error:"),
+    *(b"*** JOB ", b" terminated with code -", b"GLOBAL_RANK: "),
+    b"NVRM: Xid ",
 )
 _FAULT = b"(most recent call first):"
 _LAUNCHERS = (
@@ -77,6 +79,13 @@ _FATAL = re.compile(
 _OUT_OF_MEMORY = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d{1,10}) ")
 #: Slurm, which does not tell of which process.
 _OOM_KILL = re.compile(r"oom[_-]kill events?(?:\(s\))? in StepId=([\w.+]{1,60})\b")
+#: The driver of a GPU, of an error of a process on it.
+_XID = re.compile(
+    r"NVRM: Xid \([^)]{1,40}\): (\d{1,4}), pid='?(\d{1,10})'?(?:, name=[^,]{1,60})?"
+    r"(?:, (.{1,200}))?"
+)
+#: Those that only tell that a process was ended, or that memory was mended.
+_XIDS_LEFT_OUT = ("43", "45", "63", "64", "92")
 #: What the job has said itself, as its own line and in errors; each host says it once.
 _SAID = re.compile(
     r"(?:(?<![\w.])rankscope: |^Why, as the ranks' records tell: )"
@@ -90,6 +99,12 @@ _MPIRUN = re.compile(
     r"exited on signal (\d{1,3})"
 )
 
+#: Lightning, of a process that it has started on its host, by its rank there.
+_LIGHTNING = re.compile(
+    r"\[rank: (\d{1,6})\] Child process with PID (\d{1,10}) terminated with code "
+    r"(-\d{1,3})\b"
+)
+_MEMBER = re.compile(r"GLOBAL_RANK: (\d{1,6}), MEMBER: \d{1,6}/(\d{1,6})\b")
 #: Slurm, of tasks that a signal has ended which it has not sent itself.
 _SRUN = re.compile(
     r"srun: error: \S+: tasks? ([\d,-]{1,200}): "
@@ -98,7 +113,11 @@ _SRUN = re.compile(
 _SRUN_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
 _MOST_TASKS = 10_000
 #: From here on Slurm ends the tasks itself.
-_STEP_ENDS = re.compile(r"srun: (?:Terminating|Force Terminated)|\*\*\* STEP ")
+_STEP_ENDS = re.compile(
+    r"srun: (?:Terminating|Force Terminated)"
+    r"|\*\*\* (JOB|STEP) (\S{1,60})(?: .{1,300} CANCELLED AT (\S{1,30})"
+    r"(?: DUE TO ([A-Z ]{1,60}[A-Z]))?)?"
+)
 #: A stack of a labelled task, in a file without anything else.
 _TASKS_STACK = re.compile(rb"^ {0,6}\d{1,6}: (?:Current t|T)hread 0x", re.MULTILINE)
 #: Open MPI 5 goes on in the next line.
@@ -176,7 +195,12 @@ class Log:
         self._cut_off: dict[int, Raised] = {}
         #: Tasks of Slurm that ended → why.
         self._tasks: dict[int, str] = {}
-        self._step_ends = False
+        #: How Slurm has ended the job itself, if it tells why; None: it has not.
+        self.slurm_ended: str | None = None
+        #: The ranks of Lightning's processes on this host.
+        self._members: set[int] = set()
+        #: A process → the error that the driver of its GPU tells of it.
+        self.xids: dict[str, str] = {}
         #: Ranks of lines that have a label, too → the tasks of those labels.
         self._labels: dict[int, set[int]] = {}
         #: The line to which the next one belongs.
@@ -230,10 +254,28 @@ class Log:
         if _RESTART.search(text):
             self._begin()
         elif (ended := _SRUN.search(text)) is not None:
-            if not self._step_ends:
+            if self.slurm_ended is None:
                 self._tasks.update(dict.fromkeys(_tasks_of(ended[1]), ended[2]))
-        elif _STEP_ENDS.search(text) is not None:
-            self._step_ends = True
+        elif (step_ends := _STEP_ENDS.search(text)) is not None:
+            what, number, at, why = step_ends.groups()
+            told = f"Slurm ended {what.lower()} {number} at {at}: {why}" if why else ""
+            self.slurm_ended = self.slurm_ended or told
+        elif (ended := _LIGHTNING.search(text)) is not None:
+            local, pid, code = map(int, ended.groups())
+            rank = min(self._members, default=0) + local
+            failure = Failure(rank, f"default{local}", code, pid)
+            # The watchdog ends with SIGABRT, too.
+            gave_up = code == -signal.SIGABRT and self.groups.timed_out
+            if failure.death and not gave_up:
+                self.table.failures[rank] = failure
+        elif (member := _MEMBER.search(text)) is not None:
+            self._members.add(int(member[1]))
+            self.world_size = int(member[2])
+        elif (xid := _XID.search(text)) is not None:
+            number, process, what = xid.groups()
+            if number not in _XIDS_LEFT_OUT:
+                told = f"Xid {number}, {what.rstrip('.')}" if what else f"Xid {number}"
+                self.xids.setdefault(process, told)
         elif (said := _SAID.search(text)) is not None:
             self.said[said[1]] = None
         elif (world := _WORLD.search(text)) is not None:
@@ -244,8 +286,9 @@ class Log:
             what = f"a process of Slurm's step {step[1]}"
             self.reasons[None] = f"Linux had no memory left for {what}"
         elif (killed := _MPIRUN.search(text)) is not None:
-            rank, number = int(killed[1]), int(killed[2])
-            self._deaths[rank] = death_by_signal(rank, number)
+            if self.slurm_ended is None:
+                rank, number = int(killed[1]), int(killed[2])
+                self._deaths[rank] = death_by_signal(rank, number)
         else:
             self._feed_rank(source, text)
 

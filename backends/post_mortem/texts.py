@@ -86,6 +86,8 @@ class Texts:
         self._unranked: list[RawFile] = []
         #: Where ranks gave up.
         self._gave_up: dict[int, RankEvidence] = {}
+        #: What a log tells of no rank.
+        self._notes: dict[str, list[str]] = {}
         #: Ranks that were alive when the launcher ended them.
         self._alive: set[int] = set()
         self._absent: list[int] = []
@@ -160,6 +162,7 @@ class Texts:
             }
         world_size = world_size or self._facts.world_size
         self._place_errors()
+        ends = [*self._gpu_errors(ends), *ends]
         last = max([-1, *present, *(one.rank for *_, one in self._found)])
         self._absent = sorted(set(range(world_size or last + 1)) - present)
         counters = list(joined.evidence(present, world_size, groups))
@@ -167,6 +170,31 @@ class Texts:
         # A stack is of the time when the job hung: a traceback, of its end.
         newest = sorted(self._found, key=lambda one: one[:2], reverse=True)
         return _one_place([*(one for *_, one in newest), *ends, *counters]), world_size
+
+    def _gpu_errors(self, ends: Iterable[RankEvidence]) -> list[RankEvidence]:
+        """Return whose GPUs have failed, as their driver tells of processes."""
+        processes: dict[str, set[int]] = {}
+        for one in (*ends, *(one for *_, one in self._found)):
+            if one.process is not None:
+                pid = one.process.removeprefix("pid ").partition(" ")[0]
+                processes.setdefault(pid, set()).add(one.rank)
+        for log in self._logs.values():
+            for rank, failure in log.table.failures.items():
+                processes.setdefault(str(failure.pid), set()).add(rank)
+        found = []
+        for path, log in self._logs.items():
+            for process, error in log.xids.items():
+                ranks = processes.get(process, ())
+                if len(ranks) != 1:
+                    told = f"process {process} had an error of its GPU: {error}"
+                    self._notes.setdefault(path, []).append(told)
+                    continue
+                (rank,) = ranks
+                death = f"rank {rank} ended with an error of its GPU: {error}"
+                found.append(RankEvidence(rank, death=death, source=path))
+                # What it waited for could not end.
+                self._gave_up.pop(rank, None)
+        return found
 
     def _place_logs(self) -> None:
         """Read the logs of torchrun's folders of local ranks, whose ranks follow them.
@@ -213,7 +241,8 @@ class Texts:
         absent = [self._no_line()] if is_cut else []
         for path, log in self._logs.items():
             ranks = tuple(sorted(log.present | log.table.failures.keys()))
-            own = [*absent]
+            own = [*absent, *self._notes.get(path, ())]
+            own += [log.slurm_ended] if log.slurm_ended else []
             causes = _causes(log.unplaced())
             own += [f"{one}: it does not say on which rank" for one in causes]
             for (op, seq), places in log.of_groups.items():

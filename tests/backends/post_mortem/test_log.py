@@ -602,6 +602,80 @@ def test_another_file_says_why_a_rank_was_killed(
     assert rank_of(report, 11).death == "rank 11 was killed by signal 11 (SIGSEGV)"
 
 
+@pytest.mark.parametrize(
+    ("said", "death"),
+    [
+        ("79, pid=811, name=python, GPU has fallen off the bus.", True),
+        ("79, pid='811', GPU has fallen off the bus.", True),
+        ("79, pid=4711, name=python, GPU has fallen off the bus.", False),
+        ("45, pid=811, name=python, Ch 00000010", None),
+        ("79, GPU has fallen off the bus.", None),
+    ],
+)
+def test_the_driver_of_a_gpu_names_a_process(
+    said: str, death: bool | None, tmp_path: Path
+) -> None:
+    """The watchdog ends that rank with SIGABRT, as it does those that waited."""
+    (tmp_path / "dmesg.txt").write_text(f"[1.5] NVRM: Xid (PCI:0000:3b:00): {said}\n")
+    gave_up = "".join(
+        GLOO.format(p=f"[rank{rank}]: ", file="train.py", line=88) for rank in (11, 12)
+    )
+    log = table(-6, " (SIGABRT)")
+    report = examined(tmp_path, gave_up + log if death else log)
+    error = "an error of its GPU: Xid 79, GPU has fallen off the bus"
+    if death:
+        assert rank_of(report, 11).death == f"rank 11 ended with {error}"
+        assert report.verdicts[0].culprits == (11,)
+        return
+    assert rank_of(report, 11).death == "rank 11 was killed by signal 6 (SIGABRT)"
+    told = any(f"process 4711 had {error}" in one.problem for one in report.files)
+    assert told == (death is False)
+
+
+LIGHTNING = (
+    "[rank: {local}] Child process with PID 811 terminated with code {code}. "
+    "Forcefully terminating all other processes to avoid zombies 🧟"
+)
+
+
+def test_lightning_names_a_process_of_its_host(tmp_path: Path) -> None:
+    killed = LIGHTNING.format(local=1, code=-9)
+    (verdict,) = examined(tmp_path, [killed]).verdicts
+    assert (verdict.fault, verdict.culprits) == (Fault.RANK_DEAD, (1,))
+    oom = "Out of memory: Killed process 811 (python) total-vm:98765432kB"
+    (verdict,) = examined(tmp_path, [killed], [oom]).verdicts
+    assert verdict.text.startswith(
+        "rank 1 was killed by signal 9 (SIGKILL): Linux had no memory left for it"
+    )
+    members = [
+        f"Initializing distributed: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/8"
+        for rank in (5, 4, 6, 7)
+    ]
+    report = examined(tmp_path, [*members, killed], [])
+    assert (report.verdicts[0].culprits, report.world_size) == ((5,), 8)
+    ended = LIGHTNING.format(local=2, code=-6)
+    report = examined(tmp_path, [*hung(), ended], [])
+    assert [one.culprits for one in report.verdicts] == [(2,)]
+    assert not rank_of(report, 2).death
+
+
+def test_what_slurm_ends_has_not_ended_by_itself(tmp_path: Path) -> None:
+    why = "Slurm ended job 4711 at 2026-11-27T10:00:00: TIME LIMIT"
+    said = (
+        "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-27T10:00:00 DUE TO "
+        "TIME LIMIT ***"
+    )
+    killed = (
+        "mpirun noticed that process rank 3 with PID 4711 on node n1 exited on signal "
+        "9 (Killed).\nsrun: error: n1: task 2: Killed"
+    )
+    report = examined(tmp_path, [said, killed])
+    assert (report.verdicts, report.files[0].problem) == ((), why)
+    report = examined(tmp_path, [*hung(), said])
+    assert report.verdicts[0].culprits == (2,)
+    assert report.files[0].problem == why
+
+
 @pytest.mark.parametrize("between", [" ", "\n"])
 def test_mpirun_names_a_rank(tmp_path: Path, between: str) -> None:
     said = (
