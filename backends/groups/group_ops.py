@@ -20,6 +20,7 @@ __all__ = ["GroupOps"]
 Array = Any
 Arrays = Sequence[Array]
 Timeout = float | timedelta | None
+_MISSING = object()
 #: A function of ``rankscope`` that starts an op.
 Function: TypeAlias = Callable[..., Work | None]
 
@@ -331,8 +332,10 @@ def _options(given: Any, argument: Any, kind: type[Any], field: str) -> tuple[An
     The options, ours or torch's, are `given` by name, or stand in the place of the
     `argument` for `field`, or are the defaults; the argument goes before them.
     """
-    if given is None and hasattr(argument, field):
-        given, argument = argument, None
+    if given is None:
+        found = getattr(argument, field, _MISSING)
+        if found is not _MISSING:
+            return argument, found
     # The defaults are attributes of the class, too.
     opts = kind if given is None else given
     return opts, getattr(opts, field) if argument is None else argument

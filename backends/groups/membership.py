@@ -377,6 +377,8 @@ def member_group(group: Group, op: str) -> ProcessGroup | None:
     if group is None:
         # Each op comes here: a look-up, and no call.
         return world.current or world.get_group()
+    if isinstance(group, ProcessGroup):
+        return group
     if not isinstance(group, NonGroupMember):
         return resolve_group(group, op)
     warnings.warn(

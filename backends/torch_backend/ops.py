@@ -20,6 +20,7 @@ from ..collectives import coalescing, data_movement, point_to_point, reductions
 from ..collectives.arguments import Place
 from ..collectives.data_movement import all_gather_into_tensor
 from ..collectives.monitored_barrier import monitored_barrier
+from ..groups.dispatch import PendingOp
 from ..groups.group_ops import Function, GroupOps
 from ..groups.process_group import ProcessGroup
 from ..work.composite import completed_work
@@ -43,6 +44,9 @@ _REDUCE_OPS = {
     if op is not ReduceOp.PREMUL_SUM and hasattr(_KINDS, op.name)
 }
 _NOW = timedelta(0)
+_STRIDED = torch.strided
+#: What has no ``async_op``.
+_MESSAGES = point_to_point.isend, point_to_point.irecv
 #: The Work of each op that is over when its call returns: a new one took a tenth of it.
 _DONE = completed_work(OpType.UNKNOWN, None)
 #: Ops in which a tensor has other rows than what it is moved to, or lies on another
@@ -78,7 +82,7 @@ class Ops(GroupOps):
         #: Whether the group was rebuilt, or lost ranks.
         self.rebuilt = False
         #: What is from before that, and is refused: see `stale`.
-        self.stale: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.stale: weakref.WeakSet[Any] | tuple[()] = ()
         #: Whether a module that is not among them has issued an op since.
         self.passes = False
 
@@ -95,7 +99,10 @@ class Ops(GroupOps):
         reduces = "op" in kwargs
         if reduces:
             kwargs["op"] = _reduce_op(kwargs["op"])
-        if function is reductions.all_reduce and _is_sparse(tensors[0]):
+        if (
+            function is reductions.all_reduce
+            and getattr(tensors[0], "layout", _STRIDED) is not _STRIDED
+        ):
             _sparse_all_reduce(tensors[0], kwargs["op"], self.group, where)
             return TorchWork(completed_work(OpType.ALL_REDUCE, None), tensors)
         written = _BY_ROWS.get(function)
@@ -113,11 +120,10 @@ class Ops(GroupOps):
             elif len(tensors) > 1:
                 require_one_order(tensors, where)
         # Torch waits at once: the caller's thread can do the whole op by itself.
-        batched = self.group.capturing
-        waits = not batched and not getattr(limit, "asyncOp", True)
-        if waits:
-            kwargs["async_op"] = False
-        call = functools.partial(function, *arrays, group=self.group, **kwargs)
+        waits = not getattr(limit, "asyncOp", True)
+        if function not in _MESSAGES:
+            kwargs["async_op"] = not waits
+        call = function
         limit = getattr(limit, "timeout", limit)
         # Without a timeout of its own, torch's options have a negative one.
         if isinstance(limit, timedelta) and limit > _NOW:
@@ -128,15 +134,17 @@ class Ops(GroupOps):
         if is_profiling():
             around = torch.profiler.record_function(f"rankscope:{name}")
             call = functools.partial(_within, around, call)
-        work = call()
+        work = call(*arrays, group=self.group, **kwargs)
         if waits:
             return TorchWork(_DONE, tensors)
         assert work is not None  # this rank is in the group
-        kind = BatchedWork if batched else TorchWork
+        kind = BatchedWork if isinstance(work, PendingOp) else TorchWork
         made = kind(work, _written(function, tensors))
         if function is reductions.all_reduce and tensors[0].numel() == 1:
             self._kept.append(made)
         return made
+
+    _issue = _start
 
     def barrier(self, timeout: Any = None, *, opts: Any = None) -> Any:
         """Wait for all ranks."""
@@ -166,9 +174,11 @@ for _name in dir(GroupOps):
         setattr(Ops, _name, disable_dynamo(getattr(Ops, _name)))
 
 
-def _within(around: AbstractContextManager[object], call: Function) -> Work | None:
+def _within(
+    around: AbstractContextManager[object], call: Function, *args: Any, **kwargs: Any
+) -> Work | None:
     with around:
-        return call()
+        return call(*args, **kwargs)
 
 
 def _reduce_op(op: Any) -> ReduceOp:
@@ -185,10 +195,6 @@ def _reduce_op(op: Any) -> ReduceOp:
             factor.item() if isinstance(factor, torch.Tensor) else factor
         )
     raise ValueError(f"the backend rankscope has no reduction {op}")
-
-
-def _is_sparse(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided
 
 
 def _written(function: Function, tensors: Sequence[Any]) -> Sequence[Any]:

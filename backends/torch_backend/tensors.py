@@ -100,22 +100,21 @@ def memories(
 
     Raises `ValueError` for such a one that is ``"written"``.
     """
-    return [
-        memories(one, where, moved=moved, rows=rows)
-        if isinstance(one, (list, tuple))
-        else (
-            None
-            if one is None
-            else memory(_in_order(one, where, rows), where, moved=moved)
-        )
-        for one in tensors
-    ]
+    found: list[Any] = []
+    for one in tensors:
+        if isinstance(one, (list, tuple)):
+            found.append(memories(one, where, moved=moved, rows=rows))
+        elif one is None:
+            found.append(None)
+        else:
+            ordered = _in_order(one, where, rows) if rows else one
+            found.append(memory(ordered, where, moved=moved))
+    return found
 
 
 def _in_order(tensor: Any, where: object, rows: str) -> Any:
     if (
-        not rows
-        or not isinstance(tensor, torch.Tensor)
+        not isinstance(tensor, torch.Tensor)
         or tensor.layout is not torch.strided
         or tensor.is_contiguous()
     ):
