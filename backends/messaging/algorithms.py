@@ -34,7 +34,6 @@ __all__ = [
     "Ufunc",
     "all_gather",
     "all_to_all",
-    "alone",
     "barrier",
     "broadcast",
     "broadcast_parts",
@@ -271,11 +270,6 @@ def reduce_scatter_at_once(
 #
 # Every one of them gives the same bits on all ranks, and in every run: an element is
 # reduced once and sent to the others, or by all in the same order of ranks.
-
-
-def alone(rank: int, size: int, data: Flat, ufunc: Ufunc, scratch: Scratch) -> Schedule:
-    """Send nothing: the array of a single rank is its sum."""
-    return iter(())
 
 
 def doubling(

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import DistError
 from ..interface.base import Array, Backend
 from ..rank_sets import name_ranks
+from ..work.composite import completed_work
 from ..work.op_type import OpType
 from ..work.reduce_op import ReduceOp
 from ..work.work import Work
@@ -194,6 +195,8 @@ class MessagingBackend(Backend):
     # -- collectives -----------------------------------------------------------
 
     def all_reduce(self, tensor: Array, op: Ufunc) -> Work:
+        if self.size == 1:
+            return completed_work(OpType.ALL_REDUCE)
         flat = tensor if tensor.ndim == 1 else tensor.reshape(-1)
         algorithm = self._choose(self._all_reduces, flat)
         schedule = algorithm(self.rank, self.size, flat, op, self._scratch)

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from .algorithms import (
     Schedule,
-    alone,
     broadcast,
     broadcast_parts,
     doubling,
@@ -50,7 +49,6 @@ class Row(NamedTuple):
 
 #: The first row that fits is taken.
 ALL_REDUCE = (
-    Row(1, _ANY, alone),
     # Two ranks have one step to do either way; above, the halves overlap.
     Row(2, 64 << 10, doubling),
     Row(2, _ANY, ring),
