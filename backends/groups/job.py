@@ -66,6 +66,8 @@ class Job:
         # The ranks that died or left all groups, and how this one learns of it.
         self._ended: dict[int, Departure] = {}
         self._ends: EndedRanks | None = None
+        #: The line that has destroyed all groups, until there are others.
+        self.groups_ended_at = ""
         #: The line whose `sys.exit` ends the process, where a launcher of ours saw it.
         self.exit_line = ""
         self._script = script_frame()
@@ -82,6 +84,7 @@ class Job:
 
     def _join(self, store: Store, rank: int, size: int, owns_store: bool) -> None:
         self.rank, self.size = rank, size
+        self.groups_ended_at = ""
         self.store, self._own_store = store, store if owns_store else None
         if owns_store:
             arrival.announce_death(store, rank)
@@ -115,6 +118,7 @@ class Job:
                 self.wrapped.discard(group.key)
                 recorder.changed()
             return
+        self.groups_ended_at = where
         self._before_leave()
         with self._lock:
             chosen, self._groups = self.groups(), {}

@@ -86,6 +86,7 @@ def write_part(
         except (OSError, RuntimeError) as problem:
             problems.append(f"its stacks: {problem!r}")
     gone = [one.past.get("ended_at") for one in world.sources if one.rank is None]
+    gone.append(world.groups_ended_at)
     left = ended and error is None
     waited = failed or not ended
     making = _making(place.address, error if ended else None) if waited else None

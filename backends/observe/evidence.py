@@ -249,7 +249,7 @@ class RankEvidence:
     has_left: bool | None = None
     #: The line with which it has left, where it is known: ``train.py:88``.
     left_at: str | None = None
-    #: The line with which it has destroyed all of its groups, if its program goes on.
+    #: The line with which it has destroyed all of its groups.
     groups_ended_at: str | None = None
     #: Its process, e.g. ``pid 4711 on node1``.
     process: str | None = None
@@ -279,7 +279,13 @@ class RankEvidence:
     def departure(self) -> str | None:
         """How it has left the program: a clause without the rank; None: it has not."""
         at = f" at {self.left_at}" if self.left_at else ""
-        return f"has left the program{at}" if self.has_left else None
+        return f"has left the program{at}{self.after_groups}" if self.has_left else None
+
+    @property
+    def after_groups(self) -> str:
+        """`` after destroy_process_group() at train.py:88``; empty: it has groups."""
+        at = self.groups_ended_at
+        return f" after destroy_process_group() at {at}" if at else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..rank_sets import group_by
 from .flight_rank import RankDump
@@ -66,8 +66,7 @@ def newest_attempt(
     of an older attempt must not stand for a rank that left none in the newest one.
     """
     by_rank = group_by(dumps, lambda one: ranks[one.dump.path])
-    for several in by_rank.values():
-        several.sort(key=_age)
+    _sort_by_age(by_rank.values())
     doubles = [several for several in by_rank.values() if len(several) > 1]
     problems: dict[str, str] = {}
     if not doubles:
@@ -85,14 +84,13 @@ def newest_attempt(
     if apart:
         begins = min(several[-1].oldest_ns for several in apart)
         folders = {os.path.dirname(path) for path in older} - {
-            os.path.dirname(several[-1].dump.path) for several in doubles
+            _folder(several[-1]) for several in doubles
         }
         older |= {
             one.dump.path
             for several in by_rank.values()
             for one in several
-            if one.newest_ns < begins
-            and (one.newest_ns or os.path.dirname(one.dump.path) in folders)
+            if one.newest_ns < begins and (one.newest_ns or _folder(one) in folders)
         }
     used = []
     for rank, several in by_rank.items():
@@ -120,6 +118,24 @@ def _left_behind(dumps: Sequence[RankDump]) -> list[RankDump]:
     begins = begun[len(begun) // 2] - _APART
     left = [one for one in dumps if 0 < one.newest_ns < begins]
     return left if 2 * len(left) < len(dumps) else []
+
+
+def _sort_by_age(by_rank: Collection[list[RankDump]]) -> None:
+    """Sort the dumps of each rank; one without an op has the age of its folder."""
+    older, newer = set(), set()
+    for several in by_rank:
+        several.sort(key=_age)
+        folders = [_folder(one) for one in several]
+        if several[0].newest_ns and len(several) > 1:
+            older.update(folders[:-1])
+            newer.add(folders[-1])
+    for several in by_rank:
+        if not several[0].newest_ns:
+            several.sort(key=lambda one: _folder(one) in newer - older)
+
+
+def _folder(one: RankDump) -> str:
+    return os.path.dirname(one.dump.path)
 
 
 def _age(one: RankDump) -> tuple[int, int, str]:

@@ -93,10 +93,11 @@ def _fact(one: RankEvidence, names: Names) -> str:
         return _handles(one)
     if one.departure is not None:
         return one.departure
+    if one.groups_ended_at and str(one.location or "") in ("", one.groups_ended_at):
+        return f"has called destroy_process_group() at {one.groups_ended_at}"
     if one.location is not None:
         called = f" in {one.called}" if one.called else ""
-        ended_at = one.groups_ended_at
-        after = f", after destroy_process_group() at {ended_at}" if ended_at else ""
+        after = one.after_groups and f",{one.after_groups}"
         place = f"is at {names.place(one.location)}"
         return f"{place}{_in_flight(one, names) or called}{after}"
     return one.last_cell_exit or ""

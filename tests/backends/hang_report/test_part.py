@@ -91,6 +91,11 @@ def test_a_rank_that_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ranks = examine([tmp_path]).evidence.ranks
     assert ranks[0].departure == "has left the program at train.py:7"
     assert ranks[1].departure is ranks[1].left_at is None
+    monkeypatch.setattr(world, "groups_ended_at", "train.py:5")
+    write_part(tmp_path, 0, Place(), ended=True, dump=no_group)
+    assert examine([tmp_path]).evidence.ranks[0].departure == (
+        "has left the program at train.py:7 after destroy_process_group() at train.py:5"
+    )
 
 
 def test_a_rank_that_runs_no_cell_is_at_no_line(tmp_path: Path) -> None:

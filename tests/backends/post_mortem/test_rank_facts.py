@@ -116,6 +116,10 @@ def test_a_rank_that_has_ended_its_groups(tmp_path: Path) -> None:
     assert verdict.culprits == (3,)
     said = "it is at train.py:17, after destroy_process_group() at train.py:16"
     assert said in verdict.text
+    (tmp_path / "stacks_rank_3.txt").unlink()
+    assert "it has called destroy_process_group() at train.py:16" in (
+        examine([tmp_path]).verdicts[0].text
+    )
 
 
 def test_a_rank_that_fails_while_others_join(tmp_path: Path) -> None:

@@ -228,6 +228,15 @@ def test_of_two_attempts_the_newest_counts(tmp_path: Path, turned: bool) -> None
     assert_blames(report, 2, fault=Fault.MISSING_RANKS)
     assert len([one for one in report.files if one.problem]) == 4
     assert "older attempt" in "".join(one.problem for one in report.files)
+    # A dump that lists no op has no time: it is as old as those of its folder.
+    new = without_rank_2()
+    for entry in (entry for one in new for entry in one.entries):
+        entry["time_created_ns"] += 3_600_000_000_000
+    write(tmp_path / names[1], new, active_only=True)
+    report = examine([tmp_path])
+    assert_blames(report, 2, fault=Fault.MISSING_RANKS)
+    used = [one.path for one in report.files if not one.problem]
+    assert {os.path.dirname(path) for path in used} == {str(tmp_path / names[1])}
 
 
 def test_clocks_of_hosts_that_differ_change_nothing(tmp_path: Path) -> None:
