@@ -15,8 +15,16 @@ from .scene import ONE_SIDED, GroupScene, Place, Wait
 __all__ = ["awaited_ranks"]
 
 
-def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[Cause]:
-    edges, awaited = _who_awaits(picture, has_cause)
+#: Faults of a rank that has issued other ops than its peers.
+_OTHER_OPS = Fault.OP_MISMATCH, Fault.ORDER_MISMATCH
+
+
+def awaited_ranks(picture: Picture, known: Sequence[Cause]) -> list[Cause]:
+    """Return further causes beside those that are `known`."""
+    blamed = {rank for one in known for rank in one.culprits}
+    has_cause = bool(known)
+    astray = {rank for one in known if one.fault in _OTHER_OPS for rank in one.culprits}
+    edges, awaited = _who_awaits(picture, has_cause, astray)
     waiting = {wait.rank for wait in picture.waits}
     free: dict[int, list[Wait]] = {}
     causes: list[Cause] = []
@@ -41,21 +49,26 @@ def awaited_ranks(picture: Picture, blamed: set[int], has_cause: bool) -> list[C
             continue
         else:
             free[members[0]] = awaited[members[0]]
-    known = _worth_telling(
+    telling = _worth_telling(
         free, {*edges, *blamed}, picture, has_cause, has_cycles=bool(causes)
     )
-    return causes + _absences(known, picture)
+    return causes + _absences(telling, picture)
 
 
 def _who_awaits(
-    picture: Picture, has_cause: bool
+    picture: Picture, has_cause: bool, astray: Collection[int]
 ) -> tuple[dict[int, set[int]], dict[int, list[Wait]]]:
-    """Return rank → those it waits for, and rank → the waits for it."""
+    """Return rank → those it waits for, and rank → the waits for it.
+
+    Where those that are `astray` wait, nobody else may ever come.
+    """
     edges: dict[int, set[int]] = defaultdict(set)
     awaited: dict[int, list[Wait]] = defaultdict(list)
     differ = {(one.group, one.seq) for one in picture.differences}
     held_back = _held_back(picture)
     for wait in picture.waits:
+        if wait.rank in astray:
+            continue
         if not wait.is_p2p and (wait.group, wait.seq) in differ:
             # Who has not entered it comes after what is wrong with it.
             continue

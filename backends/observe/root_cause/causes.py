@@ -29,13 +29,12 @@ def find_causes(picture: Picture) -> list[Cause]:
     """Return the causes, the one that explains most first; ``[]``: nothing hangs."""
     if not picture.waits and not picture.differences:
         return []
-    strong = [one for one in picture.differences if not one.weak]
+    strong = [_narrowed(one, picture) for one in picture.differences if not one.weak]
     causes = [_of_difference(one, picture) for one in _first_of_each(strong, picture)]
     blamed = {rank for cause in causes for rank in cause.culprits}
     lags = _lags(picture, blamed)
     causes += lags
-    blamed |= {rank for cause in lags for rank in cause.culprits}
-    awaited = awaited_ranks(picture, blamed, bool(causes))
+    awaited = awaited_ranks(picture, causes)
     if awaited and not causes and all(one.unrecorded for one in awaited):
         unrecorded = {rank for one in awaited for rank in one.culprits}
         awaited = stuck_in_turn(picture, unrecorded) or (
@@ -96,6 +95,17 @@ def _first_of_each(
         if touched.isdisjoint(one.culprits):
             found.append(one)
     return found
+
+
+def _narrowed(one: Difference, picture: Picture) -> Difference:
+    """Return a difference in which no side has most ranks with the one at fault alone.
+
+    It is the rank that has issued other ops than all that run the same program.
+    """
+    odd = () if one.op.is_p2p else out_of_program(picture)
+    if odd and {*odd} < {*one.culprits} == one.ops.keys():
+        return replace(one, culprits=odd)
+    return one
 
 
 def _of_difference(one: Difference, picture: Picture) -> Cause:

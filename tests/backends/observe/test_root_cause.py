@@ -360,6 +360,21 @@ def test_who_has_issued_other_ops_than_its_like_is_at_fault_in_a_cycle(
     assert found.culprits == ((3,) if counted else (0, 1, 2, 3))
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_who_has_issued_an_op_in_a_wrong_group_is_at_fault_alone(counted: bool) -> None:
+    """Of the two in 'tp' no side leads; for rank 0, of 'dp', rank 2 alone waits."""
+    ranks = four(counts_all=counted)
+    for one in ranks:
+        done = one.rank < 2
+        one.issue(group=TP[one.rank], done=True)
+        one.issue("all_gather", DP0 if one.rank == 2 else TP[one.rank], done=done)
+        if one.rank != 3:
+            one.issue("reduce_scatter", TP[one.rank], done=done)
+    found = only(look(ranks))
+    assert (found.fault, found.group.name) == (Fault.OP_MISMATCH, "tp")
+    assert found.culprits == ((2,) if counted else (2, 3))
+
+
 def test_a_rank_of_which_others_may_have_come_as_far_is_not_certain() -> None:
     """Rank 0 may have issued an op too many: nothing tells what ranks 2 to 7 have."""
     whole = Group("world", tuple(range(8)))
