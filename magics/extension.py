@@ -217,6 +217,8 @@ class RankscopeMagics(CellMagics):
 
     def dist_board(self, command: Command, values: Values) -> None:
         """Show the live board, or in a terminal the state as text."""
+        if values["pin"] and values["unpin"]:
+            command.fail("--pin and --unpin exclude each other")
         cluster = require(command)
         if values["in_cells"] is not None:
             session.in_cells = values["in_cells"]

@@ -24,7 +24,13 @@ from ..stores.base import Store
 from ..thread_start import start_thread
 from ..work.flight_recorder import Record, recorder
 from ..work.record_fields import newest
-from ..work.user_code import frame_of, frame_of_thread, is_installed, users_frame
+from ..work.user_code import (
+    calls_of_loop,
+    frame_of,
+    frame_of_thread,
+    is_installed,
+    users_frame,
+)
 from . import unattended
 from .spec import GroupSpec
 
@@ -91,7 +97,7 @@ Answers = Mapping[int, "dict[str, Any] | None"]
 def main_thread_place() -> Place:
     """Return the innermost line of the main thread that is no library's.
 
-    Where it waits for a thread to end, that of the thread.
+    Where it waits for a thread to end, that of the thread; for a task, of the task.
     """
     frame = users_frame(_innermost())
     if frame is None:
@@ -102,6 +108,9 @@ def main_thread_place() -> Place:
 
 def _innermost() -> FrameType | None:
     found = frame = frame_of_thread(threading.main_thread().ident)
+    for call in reversed(calls_of_loop(frame)):
+        if users_frame(call) is not None:
+            return call
     while frame is not None:
         if frame.f_code is threading.Thread.join.__code__:
             joined = frame_of_thread(frame.f_locals["self"].ident)

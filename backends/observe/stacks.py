@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from ..thread_start import start_thread
+from ..work.user_code import calls_of_loop
 
 __all__ = ["MAIN", "Frame", "Stack", "StackSampler", "Stacks", "ThreadStacks"]
 
@@ -135,9 +136,13 @@ class _Look:
         )
 
     def _walk(self, frame: FrameType | None) -> list[tuple[int, int]]:
-        calls = []
+        calls = [self._key(one) for one in reversed(calls_of_loop(frame))]
+        waits = bool(calls)
         while frame is not None:
-            calls.append(self._key(frame))
+            # What the loop itself calls says nothing of the task.
+            waits = waits and frame.f_code.co_name != "run_until_complete"
+            if not waits:
+                calls.append(self._key(frame))
             frame = frame.f_back
         calls.reverse()
         return calls

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from types import CodeType, FrameType
+from types import CodeType, CoroutineType, FrameType
+from typing import Any
 
 from .record_fields import Frame
 
 __all__ = [
     "Place",
+    "calls_of_loop",
+    "calls_of_task",
     "frame_at",
     "frame_of",
     "frame_of_thread",
@@ -78,6 +81,32 @@ def frame_of_thread(ident: int | None) -> FrameType | None:
     it collects the buffer of a BytesIO, as one has in a send of a pipe.
     """
     return sys._current_frames().get(ident or 0)
+
+
+def calls_of_loop(frame: FrameType | None) -> list[FrameType]:
+    """Return the calls of the task that a thread's ``asyncio.run`` waits for.
+
+    The innermost is the last. `frame` is the thread's innermost one; empty where that
+    is not the loop's own: while all tasks await something, they are on no stack.
+    """
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module.partition(".")[0] not in ("asyncio", "selectors"):
+            break
+        if frame.f_code.co_name == "run_until_complete":
+            return calls_of_task(frame.f_locals.get("future"))
+        frame = frame.f_back
+    return []
+
+
+def calls_of_task(task: Any) -> list[FrameType]:
+    """Return the calls of a task that awaits something, the innermost last."""
+    calls = []
+    awaited = task.get_coro() if hasattr(task, "get_coro") else None
+    while isinstance(awaited, CoroutineType) and (frame := awaited.cr_frame):
+        calls.append(frame)
+        awaited = awaited.cr_await
+    return calls
 
 
 def is_ours(frame: FrameType) -> bool:

@@ -11,14 +11,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
-from types import CoroutineType, FrameType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from ipykernel.iostream import OutStream
 
 from rankscope.backends.rank_sets import format_ranks, group_by
 from rankscope.backends.torch_watch.patching import when_imported
-from rankscope.backends.work.user_code import frame_of_thread
+from rankscope.backends.work.user_code import calls_of_task, frame_of_thread
 
 from ..wire.print_marks import mark
 
@@ -186,11 +186,7 @@ class CellSource:
 
     def suspended(self, task: asyncio.Task[Any] | None) -> list[FrameType]:
         """Return the calls of a cell that awaits something, the innermost last."""
-        calls = []
-        awaited = None if task is None else task.get_coro()
-        while isinstance(awaited, CoroutineType) and (frame := awaited.cr_frame):
-            calls.append(frame)
-            awaited = awaited.cr_await
+        calls = calls_of_task(task)
         # Below it are the calls of IPython.
         ours = (
             i for i, one in enumerate(calls) if self.is_cell(one.f_code.co_filename)

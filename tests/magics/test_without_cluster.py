@@ -84,6 +84,12 @@ def test_the_files_of_a_dead_job_are_shown(
     assert "no such file or folder: 'nowhere'" in seen.stderr
 
 
+def test_a_board_is_not_pinned_and_unpinned(ipython: InteractiveShell) -> None:
+    with capture_output() as seen:
+        ipython.run_cell("%dist_board --pin --unpin")
+    assert "--pin and --unpin exclude each other" in seen.stderr
+
+
 def test_there_is_nothing_to_shut_down(ipython: InteractiveShell) -> None:
     with capture_output() as seen:
         result = ipython.run_cell("%dist_shutdown")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.groups.inquiry import main_thread_place
 from rankscope.backends.observe.stacks import (
     MAIN,
     Frame,
@@ -86,6 +88,29 @@ def test_the_main_thread_begins_with_its_cell() -> None:
     exec(compile("look()", "/tmp/7.py", "exec"), {"look": look})
     first = found[0].frames[0]
     assert (first.place, first.line, first.function) == ("Cell In[7]", 1, "<module>")
+
+
+def test_a_main_thread_whose_tasks_await_is_at_the_await() -> None:
+    found: list[str] = []
+
+    async def train() -> None:
+        await load()
+
+    async def load() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, look)
+
+    def names() -> list[str]:
+        frames = ThreadStacks().now()[0].frames
+        return [one.function.rpartition(".")[2] for one in frames]
+
+    def look() -> None:
+        # Nothing of what the loop itself calls meanwhile.
+        wanted = ["run_until_complete", "train", "load"]
+        until(lambda: names()[-3:] == wanted, 20)
+        found.append(main_thread_place().location)
+
+    asyncio.run(train())
+    assert found == [f"test_stacks.py:{load.__code__.co_firstlineno + 1}"]
 
 
 def test_without_a_cell_an_idle_main_thread_has_no_frames() -> None:
