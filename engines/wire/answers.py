@@ -22,14 +22,15 @@ def wait_for_answers(futures: Collection[Future[Any]], timeout: float) -> float:
 
     These are `timeout`, and as many again for each further `AT_ONCE` ranks, while
     answers arrive: 64 ranks on two cores that all abort at once need longer than four,
-    and a frozen one among them must not be waited for as long as they might take.
+    and a frozen one among them must not be waited for as long as they might take. The
+    first answer of many ranks may take twice as long on a busy machine.
     """
     pending = set(futures)
     allowed = 0.0
-    for _ in range(max(1, -(-len(pending) // AT_ONCE))):
+    for turn in range(max(1, -(-len(pending) // AT_ONCE))):
         allowed += timeout
         done, pending = wait(pending, timeout)
-        if not (done and pending):
+        if not pending or (turn and not done):
             break
     return allowed
 

@@ -75,7 +75,9 @@ def waiting(
         (64, [20, 20, 24], 3),
         # until one turn brings none,
         (64, [63, 0], 2),
-        (64, [0], 1),
+        # but the first, on a busy machine,
+        (64, [0, 40, 24], 3),
+        (64, [0, 0], 2),
         # and no more than in proportion to their number.
         (16, [5, 5], 2),
     ],

@@ -398,6 +398,10 @@ class TestButtons:
         until(lambda: tab.inner_text().startswith("all"))
         listed = scene.page.board().locator(".group-list tbody tr.blamed .of-name")
         assert listed.all_inner_texts() == ["tp", "default", "dp"]
+        scene.page.page.set_viewport_size({"width": 280, "height": 900})
+        # No verdict is cut.
+        cut = "one => one.scrollWidth - one.clientWidth"
+        until(lambda: scene.page.board().locator(".group-list").evaluate(cut) == 0)
         scene.page.sent()
         for answer, groups in [("yes", ["g0", "g2", "g1"]), ("only 'tp'", ["g1"])]:
             scene.button("Abort").click()
