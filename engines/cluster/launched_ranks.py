@@ -57,6 +57,7 @@ class LaunchedRanks(Ranks):
         self._announcement = Announcement(options["cluster_id"], options["profile"])
         super().__init__(client, **options)
         self._registry.find_end = self._announcement.find_end
+        self._registry.find_restart = self._announcement.find_restart
         self._registry.find_end_of_job = self._find_end_of_job
 
     def _announce(self) -> None:
@@ -196,6 +197,8 @@ class LaunchedRanks(Ranks):
         self._take_over()
         with self._recovering:
             exported = recovery.export_groups(self._registry, chosen)
+            slots = self._registry.slots
+            self._announcement.note_restart([slots[rank].uuid for rank in chosen])
             self._registry.terminate(chosen, why)
             numbers = launched.start_engines(
                 self._client, chosen, start_timeout, report
@@ -208,7 +211,6 @@ class LaunchedRanks(Ranks):
             except BaseException:
                 held = self.engine_ids.values()
                 without_rank = [one for one in numbers if one not in held]
-                slots = self._registry.slots
                 if launched.kill_engines(but=[(one.pid, one.host) for one in slots]):
                     self._registry.unregister(without_rank)
                 else:

@@ -97,6 +97,8 @@ class EngineRegistry(RankRegistry):
         self._send_signal: Callable[[int, str, int], bool] = lambda *of_engine: False
         #: Returns why another process stopped the cluster, if one did.
         self.find_end: Callable[[], str | None] = lambda: None
+        #: Returns who has ended an engine for a restart, by its identity.
+        self.find_restart: Callable[[str], str] = lambda uuid: ""
         #: Returns why the job that the ranks are in has ended, if it has.
         self.find_end_of_job: Callable[[], str] = str
         #: Takes over dead ranks that another process restarted.
@@ -282,6 +284,7 @@ class EngineRegistry(RankRegistry):
         if on_purpose:
             self.mark_dead(slot, on_purpose)
             return
+        why = why or self.find_restart(slot.uuid)
         cause, slot.exit_code = why or slot.exit_cause(exit_code), exit_code
         slot.unexplained = -(exit_code or 0) in CRASHES
         self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)

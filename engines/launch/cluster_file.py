@@ -66,6 +66,8 @@ class ClusterFile(RuntimeFile):
     job: str = ""
     #: Why the cluster was stopped by another process, once it was.
     stopped: str = ""
+    #: The identities of engines that a process ends, to start others in their place.
+    restarting: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -192,6 +194,18 @@ class Announcement:
             file = self._read()
             self.ended = None if file is None else file.stopped or None
         return self.ended
+
+    def note_restart(self, engines: Sequence[str]) -> None:
+        """Tell the other notebooks who ends these `engines`, for a restart."""
+        if (file := self._read()) is not None:
+            self.update(replace(file, restarting=engines, notebook=this_client()))
+
+    def find_restart(self, engine: str) -> str:
+        """Return who has ended an engine for a restart; empty where none is known."""
+        file = self._read() if self._written else None
+        if file is None or engine not in file.restarting:
+            return ""
+        return f"ended by {file.notebook} for a restart"
 
     def end(self, reason: str) -> None:
         """Delete the file; with a `reason` leave it, for the notebook that is told.

@@ -61,7 +61,9 @@ def test_a_cell_runs_on_ranks_that_the_other_has_just_restarted(
     pid = owner.pids[1]
     guest.restart([1])
     until(lambda: not lives(pid), WAIT, "the engine to end")
-    until(lambda: owner.glance().ranks[1].state == "dead", WAIT, "the owner to see it")
+    why = until(lambda: owner.glance().ranks[1].reason, WAIT, "the owner to see it")
+    assert why.startswith("rank 1 is dead: ended by ")
+    assert why.endswith(" for a restart")
     owner.execute("assert rank == 1", ranks=[1]).result(WAIT)
     assert owner.pids == guest.pids
 

@@ -130,6 +130,18 @@ def test_the_other_notebook_is_told_that_the_cluster_was_shut_down(
     file.remove()
 
 
+def test_the_other_notebook_is_told_who_restarts_a_rank(running: ClusterFile) -> None:
+    ours, other = (Announcement(running.cluster_id, running.profile) for _ in range(2))
+    assert ours.find_restart("engine-2") == ""
+    ours.update(running)
+    other.note_restart(["engine-2"])
+    assert re.match("ended by .+ for a restart", ours.find_restart("engine-2"))
+    assert ours.find_restart("engine-1") == ""
+    # It runs again.
+    other.update(running)
+    assert ours.find_restart("engine-2") == ""
+
+
 def test_the_notebook_reads_why_its_cluster_was_stopped(running: ClusterFile) -> None:
     notebook = Announcement(running.cluster_id, running.profile)
     terminal = Announcement(running.cluster_id, running.profile)
