@@ -65,9 +65,10 @@ def _raise_if_ended(
     engine_set = cluster.engines[started]
     ended = (engine_set.stop_data or {}).get("engines")
     if engine_set.state == "after" or ended:
+        why = {one["why"]: None for one in (ended or {}).values() if one.get("why")}
         raise ClusterStartError(
             f"engines ended while they started ({here} of {n} came up)"
-            f"{last_log_lines(cluster, started)}"
+            f"{''.join(f': {one}' for one in why)}{last_log_lines(cluster, started)}"
         )
     if isinstance(engine_set, SSHEngineSetLauncher) and not engine_set.engines:
         raise ClusterStartError(

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import psutil
 
 from rankscope.backends.rank_sets import group_by
 
-__all__ = ["HostSpec", "is_here", "joined_errors", "parse_hosts"]
+__all__ = ["HostSpec", "is_here", "joined_errors", "joined_names", "parse_hosts"]
 
 #: What ``hosts=`` takes: text, ranks by host, or a hostfile.
 HostSpec = str | os.PathLike[str] | Mapping[str, int]
@@ -58,8 +58,7 @@ def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, number in entries:
         # One that begins with a dash would be an option of ssh.
-        named = isinstance(name, str) and name.split() == [name]
-        if not named or name.startswith("-"):
+        if not (isinstance(name, str) and re.fullmatch(r"[^-\s;,][^\s;,]*", name)):
             raise ValueError(f"{name!r} is no host: expected a:4,b:4, or a hostfile")
         if "/" in name:
             raise ValueError(f"there is no hostfile {name}")
@@ -81,9 +80,14 @@ def joined_errors(errors: Mapping[str, str]) -> str:
 
     lines = []
     for names in group_by(errors, without_name).values():
-        more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-        lines.append(f"{', '.join(names[:_NAMED])}{more}: {errors[names[0]]}")
+        lines.append(f"{joined_names(names)}: {errors[names[0]]}")
     return "\n".join(lines)
+
+
+def joined_names(names: Sequence[str]) -> str:
+    """Return ``a, b``; of many the first ones, and how many others there are."""
+    more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 @lru_cache

@@ -38,6 +38,11 @@ LOST_AFTER = 600.0
 _REFUSED = 10
 #: Seconds that hosts get to end their ranks.
 _END = 5.0
+#: Seconds between two looks at whether hosts can be reached while ranks start, and
+#: those that a look may take.
+_LOOK, _LOOK_TAKES = 10.0, 30.0
+#: What ssh and srun say of a host that no packet reaches.
+_UNREACHABLE = re.compile("timed out|No route to host|unreachable|connection failure")
 
 #: What the ranks of other hosts have from the notebook's environment, as local ones do:
 #: variables of the libraries, not those of the notebook's own host.
@@ -102,6 +107,10 @@ class Hosts:
         """
         raise NotImplementedError
 
+    def probe(self, name: str) -> list[str]:
+        """Return a command that ends with 0 where the host `name` can be reached."""
+        raise NotImplementedError
+
     def environment_here(self) -> dict[str, str] | None:
         """Return the environment of that command; ``None``: that of this process."""
         return None
@@ -110,7 +119,7 @@ class Hosts:
         """Return what to do about hosts that have not answered in time."""
         raise NotImplementedError
 
-    def why_refused(self, name: str, server: ForkServer) -> str:
+    def why_refused(self, name: str, server: LeashedProcess) -> str:
         """Return why the program that leads to a host has ended without an answer."""
         raise NotImplementedError
 
@@ -151,6 +160,8 @@ class Hosts:
     def _why_ended(self, name: str) -> str:
         """Return why the process of a host has ended before it said anything."""
         server, python = self.servers[name], self.python
+        if server.lost:
+            return server.lost
         said = server.last_output
         if lacks := re.search(r"No module named '?([\w.]+)", said):
             return (
@@ -238,9 +249,40 @@ class Hosts:
         try:
             return await answer
         except ProcessEnd as end:
-            raise ClusterStartError(f"{name}: its fork server {end}") from None
+            lost = self.servers[name].lost
+            raise ClusterStartError(
+                f"{name}: {lost or f'its fork server {end}'}"
+            ) from None
         except ClusterStartError as error:
             raise ClusterStartError(f"{name}: {error}") from None
+
+    async def give_up_unreachable(self) -> None:
+        """End the connection to each host that cannot be reached any more.
+
+        While ranks start, which ends then: TCP itself would wait for longer.
+        """
+        while True:
+            await asyncio.sleep(_LOOK)
+            there = [name for name, one in self.servers.items() if one.is_open]
+            await asyncio.gather(*map(self._give_up_unreachable, there))
+
+    async def _give_up_unreachable(self, name: str) -> None:
+        look = LeashedProcess(
+            self.probe(name), lambda _: None, env=self.environment_here()
+        )
+        why = ""
+        try:
+            await asyncio.wait_for(look.reply(), _LOOK_TAKES)
+        except ProcessEnd:
+            # What refuses another login is there.
+            if _UNREACHABLE.search(look.last_output):
+                why = self.why_refused(name, look)
+        except asyncio.TimeoutError:
+            why = f"no answer in {_LOOK_TAKES:g} s: {self.silent_hosts([name])}"
+        finally:
+            look.close()
+        if why:
+            self.servers[name].give_up(f"it can be reached no more: {why}")
 
     def environment(self) -> dict[str, str]:
         """Return what the ranks of other hosts have from this process's environment."""
@@ -255,8 +297,12 @@ class Hosts:
         said = server.last_output.splitlines()[-1:]
         how = describe_exit_code(server.exit_code)
         why = (
-            f"{self.leash(name)} has ended ({how}), and with it the ranks there"
-            f"{''.join(f'; it said: {line}' for line in said)}"
+            f"{name}: {server.lost}"
+            if server.lost
+            else (
+                f"{self.leash(name)} has ended ({how}), and with it the ranks there"
+                f"{''.join(f'; it said: {line}' for line in said)}"
+            )
         )
         for launcher in server.take_engines():
             launcher.ended(None, why=why)

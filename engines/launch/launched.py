@@ -21,7 +21,7 @@ from ..wire import ipyparallel_private as private
 from .engine_launcher import ForkedEngineSetLauncher
 from .engine_registration import last_log_lines, wait_for_engines
 from .files import folder_error, remove
-from .host_names import joined_errors
+from .host_names import joined_errors, joined_names
 from .hosts import Hosts
 from .keeper_main import KEPT, hold
 from .launched_processes import LaunchedProcesses
@@ -147,6 +147,11 @@ class Launched(LaunchedProcesses):
         up within `timeout` seconds, or sooner when a process of it has ended.
         """
         with self.until_started:
+            if self.hosts is not None and not self.hosts.is_local:
+                looks = asyncio.run_coroutine_threadsafe(
+                    self.hosts.give_up_unreachable(), self._loop
+                )
+                self.until_started.callback(looks.cancel)
             return self._start(n, timeout, progress)
 
     def _start(
@@ -224,9 +229,11 @@ class Launched(LaunchedProcesses):
                     found = done.result()
                 except ClusterStartError as error:
                     errors[name] = str(error).removeprefix(f"{name}: ")
-                    progress(f"{name}: no connection")
+                    said = "no connection"
                 else:
-                    progress(f"{name}: connected (Python {found['python']})")
+                    said = f"connected (Python {found['python']})"
+                left = joined_names([*waiting.values()])
+                progress(f"{name}: {said}{left and f'; waiting for {left}'}")
         except (TimeoutError, concurrent.futures.TimeoutError):
             for name in waiting.values():
                 errors[name] = f"no answer in time: {hosts.silent_hosts([name])}"

@@ -109,6 +109,8 @@ class LeashedProcess:
         self.exit_code: int | None = None
         #: The last lines that were on its stderr, once it has ended.
         self.last_output = ""
+        #: Why it was given up, if it was.
+        self.lost = ""
         #: Whether it heeds the end of its stdin by now.
         self.listens = False
         self._received = b""
@@ -203,6 +205,11 @@ class LeashedProcess:
         # It runs on, of which Popen would warn.
         self._popen.returncode = 0
         _released.append(self._popen.pid)
+
+    def give_up(self, why: str) -> None:
+        """End what leads to a host that cannot be reached, as if it had ended."""
+        self.lost = why
+        self._popen.terminate()
 
     def end_input(self) -> None:
         """End the stdin of the process, which ends it."""

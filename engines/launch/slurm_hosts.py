@@ -10,8 +10,8 @@ from rankscope.backends.routes import address_towards
 
 from ..errors import ClusterStartError
 from . import fork_servers
-from .fork_servers import ForkServer
 from .hosts import LOST_AFTER, Hosts
+from .leashed import LeashedProcess
 from .slurm import SlurmJob, slurm_environment
 
 __all__ = ["SlurmHosts", "place"]
@@ -85,6 +85,9 @@ class SlurmHosts(Hosts):
         server = [self.python, "-m", fork_servers.MODULE, "describe"]
         return ["srun", "--quiet", "--overlap", *chosen, *server]
 
+    def probe(self, name: str) -> list[str]:
+        return [*self.command(name)[:-4], "true"]
+
     def environment_here(self) -> dict[str, str]:
         return slurm_environment()
 
@@ -92,7 +95,7 @@ class SlurmHosts(Hosts):
         ours = f"srun --jobid={self._slurm.id} --overlap -w {names[0]} hostname"
         return f"does `{ours}` end in a terminal? --start-timeout gives a node longer"
 
-    def why_refused(self, name: str, server: ForkServer) -> str:
+    def why_refused(self, name: str, server: LeashedProcess) -> str:
         return f"srun {server.why}"
 
     def route_to(self, name: str) -> str:

@@ -15,9 +15,9 @@ from rankscope.backends.routes import address_towards
 
 from ..errors import ClusterStartError
 from . import fork_servers
-from .fork_servers import ForkServer
 from .host_names import is_here
 from .hosts import LOST_AFTER, Hosts
+from .leashed import LeashedProcess
 from .processes import printed
 
 __all__ = ["SshHosts", "ssh_command"]
@@ -39,7 +39,8 @@ _ADVICE = {
         "the key has a passphrase"
     ),
     "Could not resolve hostname": (
-        "its name is not known here: name it by its address, or in ~/.ssh/config"
+        "its name is not known here, and it is no hostfile: name it by its address, or "
+        "in ~/.ssh/config"
     ),
     "Connection refused": "no sshd listens there: start it, or name another port for "
     "{host} in ~/.ssh/config",
@@ -110,13 +111,16 @@ class SshHosts(Hosts):
             )
         return ssh_command(name, self.python, os.getcwd(), self.lost_after)
 
+    def probe(self, name: str) -> list[str]:
+        return ["true"] if is_here(name) else [*self.command(name)[:-1], "true"]
+
     def silent_hosts(self, names: Sequence[str]) -> str:
         return (
             f"does `ssh -o BatchMode=yes {names[0]} true` end in a terminal? "
             "--start-timeout gives a host longer"
         )
 
-    def why_refused(self, name: str, server: ForkServer) -> str:
+    def why_refused(self, name: str, server: LeashedProcess) -> str:
         if server.exit_code != 255:
             return (
                 f"what ssh ran there ended with {server.exit_code} and did not answer: "

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from rankscope.backends.conformance.waiting import until
 from rankscope.widgets import ProgressLine
 
 
@@ -70,6 +71,20 @@ def test_a_line_that_came_to_nothing_is_taken_away() -> None:
     with pytest.raises(KeyError):
         start()
     assert publisher.events == [("starting", False), ("", True)]
+
+
+def test_a_step_that_takes_long_has_its_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the next one begins, and never after the end."""
+    monkeypatch.setattr("rankscope.widgets.progress.TICK", 0.001)
+    monkeypatch.setattr("rankscope.widgets.progress.PATIENCE", 0.0)
+    line, publisher = line_on(kernel=True)
+    with line:
+        line.update("starting")
+        until(lambda: ("starting (0 s)", True) in publisher.events, 10, "the seconds")
+        line.done("ready")
+    assert publisher.events[-1] == ("ready", True)
 
 
 def test_a_terminal_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import json
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import psutil
@@ -26,6 +27,8 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.agent import fork_server
 from rankscope.engines.launch import fork_servers
+from rankscope.engines.launch import hosts as hosts_module
+from rankscope.engines.launch.fork_servers import ForkServer
 from rankscope.engines.launch.host_names import (
     HostSpec,
     is_here,
@@ -33,7 +36,8 @@ from rankscope.engines.launch.host_names import (
     parse_hosts,
 )
 from rankscope.engines.launch.hosts import compare
-from rankscope.engines.launch.ssh_hosts import ssh_command
+from rankscope.engines.launch.leashed import LeashedProcess
+from rankscope.engines.launch.ssh_hosts import SshHosts, ssh_command
 
 WAIT = 60
 
@@ -85,6 +89,7 @@ def test_a_hostfile_of_mpi(tmp_path: Path) -> None:
         ({"a": True}, "a:True: expected a number of ranks"),
         ({}, "it names no host"),
         ("a:2,a:3", "a is named twice: give its ranks in one number"),
+        ("a:4;b:4", "'a:4;b:4' is no host"),
         # It would be an option of ssh.
         ("-oProxyCommand=x:2", "'-oProxyCommand=x' is no host"),
     ],
@@ -157,6 +162,86 @@ def test_how_long_silence_is_kept_is_one_setting() -> None:
         assert f"-oServerAliveCountMax={count}" in command
     with pytest.raises(ValueError, match="lost_after=0: seconds, above 0"):
         Cluster(hosts="a:2", lost_after=0)
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("root@b: Permission denied (publickey).", "`ssh -o BatchMode=yes b true` has"),
+        ("Host key verification failed.", "run `ssh b` in a terminal once, and"),
+        ("ssh: Could not resolve hostname b: Name or service", "it is no hostfile: "),
+        ("ssh: connect to host b port 23: Connection refused", "no sshd listens there"),
+        ("Connection timed out during banner exchange", "is it sshd's port"),
+        ("kex_exchange_identification: Connection closed", "(MaxStartups)"),
+        ("ssh: connect to host b port 22: Connection timed out", "nothing answers"),
+        ("ssh: connect to host b port 22: No route to host", "no network leads there"),
+        ("ssh: connect to host b port 22: Network is unreachable", "no network leads"),
+        ("something new", "ssh cannot log in"),
+    ],
+)
+def test_what_ssh_says_has_advice(said: str, advice: str) -> None:
+    """And stands below it."""
+    server = SimpleNamespace(
+        exit_code=255, last_output=said, last_lines=lambda: f"\n--- {said}"
+    )
+    why = SshHosts({"b": 1}).why_refused("b", cast(LeashedProcess, server))
+    assert advice in why
+    assert why.endswith(f"\n--- {said}")
+
+
+def test_of_many_connections_that_are_refused_ten_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = SshHosts({f"h{at}": 1 for at in range(12)})
+    for name in hosts.ranks:
+        hosts.servers[name] = cast(ForkServer, SimpleNamespace(is_open=True))
+
+    async def answers(
+        names: list[str], message: dict[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        refused = ["Connection refused", *("" for _ in names)]
+        return {one: {"at": ["10.0.0.1", 7], "refused": refused} for one in names}
+
+    monkeypatch.setattr(hosts, "_ask", answers)
+    with pytest.raises(ClusterStartError) as caught:
+        asyncio.run(hosts.check_reach("10.0.0.9", 5))
+    first, *_, last = lines = str(caught.value).splitlines()
+    assert first.startswith("h0 cannot connect to the controller at 10.0.0.9, port 5 ")
+    assert (len(lines), last) == (11, "and 2 other connections")
+
+
+class CutHosts(SshHosts):
+    """A host that is connected and then says nothing, as after a cut."""
+
+    def command(self, name: str) -> list[str]:
+        return ["sh", "-c", f"echo '{json.dumps({'host': DESCRIBED})}'; exec sleep 100"]
+
+    def probe(self, name: str) -> list[str]:
+        return ["sh", "-c", "echo Connection timed out >&2; exit 255"]
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("no_leaks")
+def test_a_host_that_is_cut_off_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before its time is over."""
+    monkeypatch.setattr(hosts_module, "_LOOK", 0.05)
+    hosts = CutHosts({"b": 1})
+
+    async def start() -> None:
+        await hosts.connect("b")
+        looks = asyncio.ensure_future(hosts.give_up_unreachable())
+        try:
+            await hosts.check_reach("10.0.0.9", 5)
+        finally:
+            looks.cancel()
+
+    with pytest.raises(ClusterStartError) as caught:
+        asyncio.run(asyncio.wait_for(start(), WAIT))
+    assert str(caught.value) == (
+        "b: it can be reached no more: nothing answers there: is it on, and does a "
+        "firewall between the hosts let ssh through?\n--- its last output\n"
+        "Connection timed out"
+    )
 
 
 def test_what_several_hosts_have_in_common_is_told_once() -> None:
