@@ -14,7 +14,8 @@ RUN useradd --create-home --uid 1000 person \
     && install -d -o person -g person /home/person/rankscope
 WORKDIR /home/person/rankscope
 COPY --chown=person . .
-RUN pip install --no-cache-dir '.[mpi,top,ucx]' jupyterlab matplotlib pybind11 setuptools
+RUN pip install --no-cache-dir '.[attach,metrics,mpi,top,ucx]' jupyterlab \
+    matplotlib pybind11 scipy setuptools
 
 USER person
 EXPOSE 8888

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,17 @@ def test_the_extras_are_there() -> None:
     (extras,) = re.findall(r"pip install .*'\.\[(.*)\]'", DOCKERFILE)
     known = metadata("rankscope").get_all("Provides-Extra") or []
     assert set(extras.split(",")) <= set(known)
+
+
+def test_what_the_notebooks_import_is_there() -> None:
+    """Without torch, whose notebooks an image would need gigabytes for."""
+    text = "".join(map(Path.read_text, (ROOT / "notebooks").glob("*.ipynb")))
+    imported = {*re.findall(r'^ *"(?:import|from) (\w+)', text, re.MULTILINE)}
+    own = {"rankscope", "rankscope_dummy", "torch", "IPython"}
+    others = imported - own - sys.stdlib_module_names
+    (installed,) = re.findall(r"pip install ((?:.*\\\n)*.*)", DOCKERFILE)
+    assert "scipy" in others
+    assert others <= {*installed.split()}
 
 
 @pytest.mark.processes
