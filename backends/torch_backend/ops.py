@@ -43,6 +43,7 @@ _REDUCE_OPS = {
     for op in ReduceOp
     if op is not ReduceOp.PREMUL_SUM and hasattr(_KINDS, op.name)
 }
+_SUM = _KINDS.SUM
 _NOW = timedelta(0)
 _STRIDED = torch.strided
 #: What has no ``async_op``.
@@ -183,6 +184,8 @@ def _within(
 
 def _reduce_op(op: Any) -> ReduceOp:
     """Return Rankscope's reduction for torch's, which is an object or its kind."""
+    if op == _SUM:  # of most ops; what follows takes a twentieth of one
+        return ReduceOp.SUM
     if isinstance(op, ReduceOp):
         return op
     found = _REDUCE_OPS.get(int(getattr(op, "op", op)))
