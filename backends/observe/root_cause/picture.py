@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import chain
 
 from ..callers import Callers
-from ..evidence import Evidence, RankEvidence
+from ..evidence import Evidence, GroupEvidence, RankEvidence
 from ..verdicts import Fault
 from .differences import Difference, difference_of_pair, first_difference
 from .pairs import Match, Pairs
@@ -121,9 +121,16 @@ class Picture:
         """The place of each op among all that a rank has issued, and the op at each.
 
         An op has one place on the ranks that run the same program: those that have
-        groups of the same names, and the same place where they send and receive.
+        groups of the same names, and the same place where they may send and receive.
         """
-        p2p = {scene.group.name for scene in self.scenes if scene.has_p2p}
+        # Dumps of active ops alone do not tell of sends and receives that are over.
+        told = {one.group.name for one in self.scenes if one.known}
+        p2p = {one.name for one in self.evidence.groups if one.name not in told}
+        p2p |= {
+            scene.group.name
+            for scene in self.scenes
+            if scene.has_p2p or not all(map(_lists_p2p, scene.known.values()))
+        }
         programs: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
         for group in self.evidence.groups:
             for place, rank in enumerate(group.ranks):
@@ -171,6 +178,10 @@ class Picture:
         """Return the place of the last op that `rank` issued, -1 without one."""
         groups = self.rank(rank).groups.values()
         return max((one.ops[-1].order for one in groups if one.ops), default=-1)
+
+
+def _lists_p2p(found: GroupEvidence) -> bool:
+    return found.lists_all or found.lists_all_p2p
 
 
 def _of_pairs(pairs: Pairs, matches: Iterable[Match]) -> list[Difference]:

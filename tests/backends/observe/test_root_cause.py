@@ -15,6 +15,7 @@ from rankscope.backends.observe.evidence import (
     Group,
     GroupEvidence,
     IssuedOp,
+    Progress,
     RankEvidence,
     SourceLine,
     combine,
@@ -39,6 +40,7 @@ class Rank:
 
     def __init__(self, rank: int, groups: Sequence[Group] = (), **facts: Any) -> None:
         self.rank, self.facts = rank, facts
+        self.whole = True
         self.ops: dict[Group, list[IssuedOp]] = {
             group: [] for group in (WORLD, *groups)
         }
@@ -78,7 +80,12 @@ class Rank:
 
     def evidence(self) -> RankEvidence:
         groups = {
-            group: GroupEvidence(tuple(ops), lists_all_in_flight=True, lists_all=True)
+            group: GroupEvidence(
+                tuple(ops),
+                Progress() if self.whole else Progress(len(ops)),
+                lists_all_in_flight=True,
+                lists_all=self.whole,
+            )
             for group, ops in self.ops.items()
         }
         return RankEvidence(self.rank, groups, recorded=True, **self.facts)
@@ -373,6 +380,19 @@ def test_who_has_issued_an_op_in_a_wrong_group_is_at_fault_alone(counted: bool) 
     found = only(look(ranks))
     assert (found.fault, found.group.name) == (Fault.OP_MISMATCH, "tp")
     assert found.culprits == ((2,) if counted else (2, 3))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_stages_that_may_have_sent_run_no_program_of_the_others(whole: bool) -> None:
+    """Rank 3 is in a wrong group; 2 and 3 had one more op, which is not listed."""
+    ranks = four(counts_all=True)
+    for one in ranks:
+        one.whole = whole
+        one.order += one.rank > 1
+        one.issue(group=TP1 if one.rank == 3 else WORLD)
+    found = only(look(ranks))
+    assert found.fault is Fault.DEADLOCK
+    assert found.culprits == ((2,) if whole else (3,))
 
 
 def test_a_rank_of_which_others_may_have_come_as_far_is_not_certain() -> None:
