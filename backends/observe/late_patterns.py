@@ -152,12 +152,11 @@ def _by_arrival(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | No
                     continue
                 return None
             if pattern in (Pattern.STEADY, Pattern.HOST) and ranks > 2:
-                second = [one.last(2) - one.last(1) for one in ops]
-                if (
-                    period == 1
-                    and late is views[1]
-                    and _turns(second, ranks, 1) is not None
-                ):
+                second = _turns([one.last(2) - one.last(1) for one in ops], ranks, 1)
+                if period == 1 and late is views[1] and second is not None:
+                    if _apart(ops, [turns[0] | second[0]]):
+                        # The last two are late, as the next view tells.
+                        continue
                     pattern = Pattern.UNEVEN
                 elif not _apart(ops, turns):
                     continue
@@ -183,7 +182,11 @@ def _apart(ops: Sequence[Moment], turns: Sequence[frozenset[int]]) -> bool:
         order = sorted(own, key=own.__getitem__)
         gaps = [own[later] - own[rank] for rank, later in pairwise(order)]
         gap = gaps.pop(-len(late))
-        if {*order[-len(late) :]} != late or gap < APART * max(gaps):
+        least = APART * max(gaps)
+        if len(late) == 2 <= len(gaps):
+            # They may be late by different amounts where the others are together.
+            least = min(least, max(2 * APART * max(gaps[:-1]), gaps[-1]))
+        if {*order[-len(late) :]} != late or gap < least:
             return False
     return True
 

@@ -126,10 +126,11 @@ INJECTED = pytest.mark.parametrize(
     [
         (lambda n, rank: rank == 2, Pattern.STEADY, {2}),
         (lambda n, rank: rank in (1, 3), Pattern.STEADY, {1, 3}),
+        (lambda n, rank: {1: 3, 3: 5}.get(rank, 0), Pattern.STEADY, {1, 3}),
         (lambda n, rank: rank == n % 4, Pattern.TURNS, {0, 1, 2, 3}),
         (lambda n, rank: rank, Pattern.UNEVEN, {3}),
     ],
-    ids=["one", "two", "turns", "uneven"],
+    ids=["one", "two", "two_amounts", "turns", "uneven"],
 )
 
 
