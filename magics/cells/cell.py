@@ -79,11 +79,12 @@ class CellRun:
             self._stream.show_late()
         errors = self._execution.errors
         if errors:
+            why = self._monitor.explain(errors)
             after = [self._monitor.restore(False)]
             if not self._renderer.is_rich:
                 # No line opens there.
                 after.append("%tb shows the traceback")
-            said = tell(errors.values(), "; ".join(filter(None, after)))
+            said = tell(errors.values(), "; ".join(filter(None, after)), why)
             raise CellError(said, errors)
 
     def _follow(self) -> None:

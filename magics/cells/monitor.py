@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankscope.backends.groups.key import GroupKey
-from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.observe.verdicts import Verdict, in_one
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.engines import (
     Cluster,
@@ -130,6 +130,18 @@ class CellMonitor:
         running = self._execution.ranks_running
         if running:
             self._cluster.interrupt(running, self._execution)
+
+    def explain(self, errors: Mapping[int, RankError]) -> str:
+        """Return why ops go on of which the cell has not awaited the end; empty: none.
+
+        `errors` are those of its ranks: a ``wait(timeout)`` that has passed.
+        """
+        if not any(one.ename == "DistTimeoutError" for one in errors.values()):
+            return ""
+        if not in_flight(self._cluster.status(fresh=True), self._execution.ranks):
+            return ""
+        why, _ = in_one(self._cluster.explain())
+        return why
 
     def restore(self, stopped: bool) -> str:
         """Rebuild groups that this cell has made unusable; return a text about them.

@@ -329,8 +329,11 @@ def _shortened(parts: list[str], what: str) -> list[str]:
     return [*parts[: OPS - 1], f"and {left} more {what}"] if left > 1 else parts
 
 
-def tell(errors: Iterable[RankError], after: str) -> str:
-    """Return a cell's error: who failed in what, why, and, `after`, what is next."""
+def tell(errors: Iterable[RankError], after: str, found: str = "") -> str:
+    """Return a cell's error: who failed in what, why, and, `after`, what is next.
+
+    `found` is why, where the errors do not say it.
+    """
     failures = list(errors)
     told: dict[tuple[str, str], list[int]] = {}
     whys: dict[Hashable, str] = {}
@@ -341,7 +344,7 @@ def tell(errors: Iterable[RankError], after: str) -> str:
                 failures[place] = one.replaced(evalue=message)
                 whys[cause[0]] = cause[0]
         what = summary_of(failures, remedy=not after)
-        return in_lines(what, "; ".join(whys.values()), after)
+        return in_lines(what, "; ".join(whys.values()) or found, after)
     for one in failures:
         op, why = _op_and_cause(one)
         told.setdefault((one.ename, op), []).append(one.rank)
@@ -360,7 +363,7 @@ def tell(errors: Iterable[RankError], after: str) -> str:
     first = (
         one for one in causes if not one.startswith(tuple(f"{c}; " for c in causes))
     )
-    return in_lines(what, "; ".join(first), after)
+    return in_lines(what, "; ".join(first) or found, after)
 
 
 def _both_sides(why: str) -> list[str]:

@@ -22,7 +22,12 @@ from rankscope.engines import (
 from rankscope.magics.cells import monitor
 from rankscope.magics.cells.cell import CellRun
 from rankscope.magics.cells.monitor import CellMonitor
-from rankscope.magics.output.failures import CellError, CellTimeout, Interrupted
+from rankscope.magics.output.failures import (
+    CellError,
+    CellTimeout,
+    Interrupted,
+    tell,
+)
 from rankscope.magics.output.render import Renderer
 from tests.widgets.statuses import cluster, group, op, rank
 
@@ -202,6 +207,28 @@ def test_a_group_that_others_aborted_is_left_for_a_person_to_look_at() -> None:
     hint = monitor.restore(False)
     assert hint == "group 'default' aborted: %dist_rebuild makes it usable"
     assert told.calls == []
+
+
+@pytest.mark.parametrize(
+    ("ename", "status", "why"),
+    [
+        ("DistTimeoutError", STUCK, "rank 2 has not entered all_reduce #15"),
+        # A wait that has passed, and the op has ended since; and no wait at all.
+        ("DistTimeoutError", IDLE, ""),
+        ("ValueError", STUCK, ""),
+    ],
+)
+def test_ops_that_a_wait_was_too_short_for_are_explained(
+    ename: str, status: ClusterStatus, why: str
+) -> None:
+    told, monitor, _ = supervised(status)
+    text = "rank 2 has not entered all_reduce #15"
+    key = group().key
+    found = Verdict(Fault.MISSING_RANKS, key, (2,), (0, 1), "all_reduce", 15, text)
+    told.verdicts = [found]
+    errors = {0: failed(0, ename)}
+    assert monitor.explain(errors) == why
+    assert (f"\nWhy: {text}\n" in tell(errors.values(), "next", why)) == bool(why)
 
 
 def test_a_dead_rank_comes_first() -> None:
