@@ -29,12 +29,14 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import psutil
 
 from ..stores.base import Store
 from ..stores.file import FileStore
 from ..stores.prefix import PrefixStore
+from .waiting import until
 
 __all__ = [
     "PROGRAM",
@@ -88,9 +90,11 @@ class Rank:
 
     def meet(self, name: str) -> None:
         """Wait for all ranks, without any group; `name` is used once."""
-        with self.store("meet") as store:
-            store.set(f"{name}/{self.rank}", "")
-            store.wait([f"{name}/{rank}" for rank in range(self.size)], 30)
+        # A store's file would be read anew from its begin at each meeting.
+        here = Path(self.folder, "met", quote(name, safe=""))
+        here.mkdir(parents=True, exist_ok=True)
+        (here / str(self.rank)).touch()
+        until(lambda: len(os.listdir(here)) == self.size, 30, f"all ranks at {name!r}")
 
     def report(self, value: Any) -> None:
         """Send `value` to the caller while running (`Ranks.next_report`)."""
