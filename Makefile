@@ -29,6 +29,10 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS := -n 4
 BY_FILE := $(WORKERS) --dist loadfile --no-loadscope-reorder
 BY_TEST := $(WORKERS) --dist worksteal
+# With SOAK=1 one run has the long tests too, and begins with them: two runs would both
+# start and collect, and each have workers without work at its end.
+SOAK :=
+WHICH := $(if $(SOAK),,-m "not soak")
 LAST_FAILED := --last-failed --last-failed-no-failures none -n 0 -v
 ONCE_MORE := == once more, one at a time: the tests that failed. What passes now is flaky; mend it.
 
@@ -67,15 +71,15 @@ collect: environment ## compile the tests, once for all workers of make test
 	@mkdir -p build
 	@$(BIN)/python -m pytest --collect-only -qq >build/collected || { cat build/collected; exit 1; }
 
-test: lint ## linter, type checker and tests (PYTEST_ARGS="-k tcp" for some)
-	@$(BIN)/python -m pytest -m "not soak" $(BY_FILE) $(PYTEST_ARGS)
+test: lint ## linter, type checker and tests (PYTEST_ARGS="-k tcp" for some, SOAK=1 for make soak too)
+	@$(BIN)/python -m pytest $(WHICH) $(BY_FILE) $(PYTEST_ARGS)
 
 retest: environment ## run what failed last once more, a test at a time
 	@echo "$(ONCE_MORE)"
 	@$(BIN)/python -m pytest $(LAST_FAILED) $(PYTEST_ARGS)
 
 test-torch: torch-environment ## the tests with PyTorch, in .venv-torch, made at first use (PYTEST_ARGS, TORCH=2.14.1)
-	@$(TORCH_TESTS) -m "not soak" $(BY_FILE) $(PYTEST_ARGS)
+	@$(TORCH_TESTS) $(WHICH) $(BY_FILE) $(PYTEST_ARGS)
 
 soak-torch: torch-environment ## the long tests with PyTorch: hangs in a row
 	@$(TORCH_TESTS) -m soak $(BY_FILE) $(PYTEST_ARGS)

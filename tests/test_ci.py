@@ -59,7 +59,7 @@ def pytest_configure(config):
 #: Stands in for make: notes its targets, and ends as the test says.
 MAKE = """#!/bin/sh
 for one; do
-    case "$one" in -*) continue ;; esac
+    case "$one" in -* | *=*) continue ;; esac
     echo "$one" >>made
     case " $FAILS " in *" $one "*) failed=2 ;; esac
 done
@@ -67,10 +67,10 @@ exit ${failed:-0}
 """
 
 
-def _options(target: str) -> list[str]:
+def _options(*target: str) -> list[str]:
     """Return the options that a target of the Makefile gives pytest."""
     done = subprocess.run(
-        ["make", "--dry-run", target],
+        ["make", "--dry-run", *target],
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
         capture_output=True,
@@ -134,6 +134,11 @@ def test_make_test_cluster_runs_all_tests_on_several_hosts() -> None:
     assert named == found
 
 
+def test_make_test_runs_the_long_tests_too_where_it_is_told() -> None:
+    assert "not soak" in _options("test")
+    assert not {"not soak", "soak", "-m"} & {*_options("test", "SOAK=1")}
+
+
 def test_what_passes_the_second_time_is_named_and_green(folder: Path) -> None:
     (folder / "test_flaky.py").write_text(FLAKY)
     assert _run("test", folder)[0] == 1
@@ -167,27 +172,19 @@ def test_what_fails_twice_is_red(folder: Path) -> None:
 
 
 FIRST = "lint docs collect torch-environment"
-LAST = "soak-torch test-pythons"
 
 
 @pytest.mark.parametrize(
     ("fails", "made", "green"),
     [
-        ("", f"{FIRST} test test-torch soak {LAST}", True),
+        ("", f"{FIRST} test test-torch test-pythons", True),
         ("lint", FIRST, False),
         ("docs", FIRST, False),
-        ("test", f"{FIRST} test retest test-torch soak {LAST}", True),
-        ("test-torch", f"{FIRST} test test-torch retest-torch soak {LAST}", True),
-        ("soak", f"{FIRST} test test-torch soak retest {LAST}", True),
-        (
-            "soak-torch",
-            f"{FIRST} test test-torch soak soak-torch retest-torch test-pythons",
-            True,
-        ),
+        ("test", f"{FIRST} test retest test-torch test-pythons", True),
+        ("test-torch", f"{FIRST} test test-torch retest-torch test-pythons", True),
         ("test retest", f"{FIRST} test retest", False),
         ("test-torch retest-torch", f"{FIRST} test test-torch retest-torch", False),
-        ("soak retest", f"{FIRST} test test-torch soak retest", False),
-        ("test-pythons", f"{FIRST} test test-torch soak {LAST}", False),
+        ("test-pythons", f"{FIRST} test test-torch test-pythons", False),
     ],
 )
 def test_the_targets_of_a_ci_run(

@@ -4,6 +4,7 @@ The wheel is built once and installed, with what it needs, into an empty environ
 each Python. There the demo runs, and the tests of tcp, deaths, aborts and the magics,
 in a folder that has no source of the package. Tests that fail run once more,
 alone, as in ``make retest``; all of them do where a run ended without saying which.
+Two Pythons are tried at a time: an installation and the demo leave one core idle.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -69,8 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     FOLDER.mkdir(parents=True)
     wheel = _build()
     _copy(NEEDED, FOLDER / "tree")
-    results = {one: _try(one, python, wheel) for one, python in there.items()}
-    return 0 if all(results.values()) else 1
+    with ThreadPoolExecutor(2) as two:
+        passed = [*two.map(lambda one: _try(one, there[one], wheel), there)]
+    return 0 if all(passed) else 1
 
 
 def _copy(names: Sequence[str], target: Path) -> None:
@@ -112,7 +115,7 @@ def _try(version: str, python: str, wheel: Path) -> bool:
         "doctor": [own, "-m", "rankscope", "doctor"],
         "demo": [own, "-m", "tools.demo"],
         "tests": [
-            *(*pytest, "-q", "-n", "3", "--dist", "loadfile"),
+            *(*pytest, "-q", "-n", "2", "--dist", "loadfile"),
             "--no-loadscope-reorder",
         ],
     }
@@ -151,11 +154,13 @@ def _step(version: str, name: str, command: Sequence[str | Path]) -> bool:
     seconds = time.monotonic() - began
     last = log.read_text(errors="replace").splitlines()
     said = last[-1] if "test" in name and last else ""
-    print(f"  {name:8} {'ok' if ended == 0 else ended}, {seconds:.0f} s  {said}")
+    how = "ok" if ended == 0 else ended
+    lines = [f"  {version} {name:8} {how}, {seconds:.0f} s  {said}"]
     if ended != 0:
-        print("\n".join(f"    {line}" for line in last[-60:]))
-        print(f"  the rest: {log.relative_to(ROOT)}")
-    sys.stdout.flush()
+        lines += [f"    {line}" for line in last[-60:]]
+        lines.append(f"  the rest: {log.relative_to(ROOT)}")
+    # At once: another Python's may come between.
+    print("\n".join(lines) + "\n", end="", flush=True)
     return ended == 0
 
 
