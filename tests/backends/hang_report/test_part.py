@@ -86,6 +86,8 @@ def test_of_an_error_of_a_data_loader_that_of_its_worker_is_told(
 
 def test_a_rank_that_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "exit_line", "train.py:7")
+    # Another test may have ended the groups of this process.
+    monkeypatch.setattr(world, "groups_ended_at", "")
     write_part(tmp_path, 0, Place(), ended=True, dump=no_group)
     write_part(tmp_path, 1, Place(), dump=no_group)
     ranks = examine([tmp_path]).evidence.ranks
