@@ -110,7 +110,9 @@ def _the_group_is_usable_afterwards(notebook: Notebook) -> Iterator[None]:
         "dist.all_reduce(_sum)",
         "_sum.tolist()",
     )
-    if (seen.error, seen.out) != (None, "[0-3] [6, 6]\n"):
+    # On a busy machine a rank's output may come after its reply, on a line of its own.
+    sums = {line.partition("] ")[2].strip() for line in seen.out.splitlines()}
+    if (seen.error, sums) != (None, {"[6, 6]"}):
         # One test that has failed must not fail those that follow.
         anew = notebook("%dist_init -n 4 --replace")
         pytest.fail(f"the group is not usable: {seen}; started anew: {anew}")
