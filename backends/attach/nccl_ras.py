@@ -50,10 +50,5 @@ def _fetch(job: Job, where: tuple[str, int]) -> Found:
 def _is_of(job: Job, found: list[RankEvidence]) -> bool:
     """Return whether the ranks of a report are those of the job's processes."""
     ours = {one.process.pid: one.rank for one in job.members}
-    both = [
-        (one.rank, ours[pid])
-        for one in found
-        if one.process is not None
-        and (pid := int(one.process.removeprefix("pid "))) in ours
-    ]
+    both = [(one.rank, ours[pid]) for one in found if (pid := one.pid) in ours]
     return bool(both) and all(rank == other for rank, other in both)

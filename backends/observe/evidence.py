@@ -261,6 +261,12 @@ class RankEvidence:
     source: str | None = None
 
     @property
+    def pid(self) -> int | None:
+        """The number of its process, where it is known."""
+        found = re.search(r"\bpid (\d+)", self.process or "")
+        return None if found is None else int(found[1])
+
+    @property
     def has_ended(self) -> bool:
         """Whether its program is known to have ended, whatever ended it."""
         return self.death is not None or self.has_left is True

@@ -129,9 +129,10 @@ def _sort_by_age(by_rank: Collection[list[RankDump]]) -> None:
         if several[0].newest_ns and len(several) > 1:
             older.update(folders[:-1])
             newer.add(folders[-1])
+    newer -= older
     for several in by_rank:
         if not several[0].newest_ns:
-            several.sort(key=lambda one: _folder(one) in newer - older)
+            several.sort(key=lambda one: _folder(one) in newer)
 
 
 def _folder(one: RankDump) -> str:

@@ -200,7 +200,7 @@ class Log:
         #: The ranks of Lightning's processes on this host.
         self._members: set[int] = set()
         #: A process → the error that the driver of its GPU tells of it.
-        self.xids: dict[str, str] = {}
+        self.xids: dict[int, str] = {}
         #: Ranks of lines that have a label, too → the tasks of those labels.
         self._labels: dict[int, set[int]] = {}
         #: The line to which the next one belongs.
@@ -275,7 +275,7 @@ class Log:
             number, process, what = xid.groups()
             if number not in _XIDS_LEFT_OUT:
                 told = f"Xid {number}, {what.rstrip('.')}" if what else f"Xid {number}"
-                self.xids.setdefault(process, told)
+                self.xids.setdefault(int(process), told)
         elif (said := _SAID.search(text)) is not None:
             self.said[said[1]] = None
         elif (world := _WORLD.search(text)) is not None:

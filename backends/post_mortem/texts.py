@@ -173,14 +173,12 @@ class Texts:
 
     def _gpu_errors(self, ends: Iterable[RankEvidence]) -> list[RankEvidence]:
         """Return whose GPUs have failed, as their driver tells of processes."""
-        processes: dict[str, set[int]] = {}
+        processes: dict[int | None, set[int]] = {}
         for one in (*ends, *(one for *_, one in self._found)):
-            if one.process is not None:
-                pid = one.process.removeprefix("pid ").partition(" ")[0]
-                processes.setdefault(pid, set()).add(one.rank)
+            processes.setdefault(one.pid, set()).add(one.rank)
         for log in self._logs.values():
             for rank, failure in log.table.failures.items():
-                processes.setdefault(str(failure.pid), set()).add(rank)
+                processes.setdefault(failure.pid, set()).add(rank)
         found = []
         for path, log in self._logs.items():
             for process, error in log.xids.items():

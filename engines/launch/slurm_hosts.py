@@ -67,7 +67,13 @@ class SlurmHosts(Hosts):
         return f"the srun on {name}"
 
     def command(self, name: str) -> list[str]:
-        """Return the command that runs a fork server on a node.
+        return self._srun(name, self.python, "-m", fork_servers.MODULE, "describe")
+
+    def probe(self, name: str) -> list[str]:
+        return self._srun(name, "true")
+
+    def _srun(self, name: str, *command: str) -> list[str]:
+        """Return what runs a command on a node.
 
         The step has all that the job has of the node, beside other steps.
         """
@@ -82,11 +88,7 @@ class SlurmHosts(Hosts):
             "job-name": "rankscope",
         }
         chosen = [f"--{key}={value}" for key, value in options.items()]
-        server = [self.python, "-m", fork_servers.MODULE, "describe"]
-        return ["srun", "--quiet", "--overlap", *chosen, *server]
-
-    def probe(self, name: str) -> list[str]:
-        return [*self.command(name)[:-4], "true"]
+        return ["srun", "--quiet", "--overlap", *chosen, *command]
 
     def environment_here(self) -> dict[str, str]:
         return slurm_environment()
