@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from ..rank_sets import group_by
 from .flight_rank import RankDump
@@ -13,6 +14,11 @@ __all__ = ["assign_ranks", "newest_attempt"]
 _OLDER = (
     "not used: it is of an older attempt, and rank {} left nothing in the newest one"
 )
+_UNSORTED = (
+    "not used: the rank has another dump, and nothing tells which of them is newer"
+)
+#: Nanoseconds between the dumps of two attempts; copies of files are made at once.
+_NOT_AT_ONCE = 10 * 10**9
 #: Nanoseconds between the last op of one attempt, which timed out, and the first one of
 #: the next; the clocks of hosts differ by less.
 _APART = 300 * 10**9
@@ -66,9 +72,11 @@ def newest_attempt(
     of an older attempt must not stand for a rank that left none in the newest one.
     """
     by_rank = group_by(dumps, lambda one: ranks[one.dump.path])
-    _sort_by_age(by_rank.values())
-    doubles = [several for several in by_rank.values() if len(several) > 1]
     problems: dict[str, str] = {}
+    for rank in _sort_by_age(by_rank):
+        several = by_rank.pop(rank)
+        problems |= dict.fromkeys((one.dump.path for one in several), _UNSORTED)
+    doubles = [several for several in by_rank.values() if len(several) > 1]
     if not doubles:
         alone = [several[0] for several in by_rank.values()]
         left = _left_behind(alone)
@@ -81,11 +89,14 @@ def newest_attempt(
     apart = [
         several for several in doubles if several[-2].newest_ns < several[-1].oldest_ns
     ]
+    folders = {os.path.dirname(path) for path in older} - {
+        _folder(several[-1]) for several in doubles
+    }
+    if not any(several[-1].newest_ns for several in doubles):
+        # No rank of the newest attempt was in an op: its folder alone tells it apart.
+        older |= {one.dump.path for one in dumps if _folder(one) in folders}
     if apart:
         begins = min(several[-1].oldest_ns for several in apart)
-        folders = {os.path.dirname(path) for path in older} - {
-            _folder(several[-1]) for several in doubles
-        }
         older |= {
             one.dump.path
             for several in by_rank.values()
@@ -120,19 +131,37 @@ def _left_behind(dumps: Sequence[RankDump]) -> list[RankDump]:
     return left if 2 * len(left) < len(dumps) else []
 
 
-def _sort_by_age(by_rank: Collection[list[RankDump]]) -> None:
-    """Sort the dumps of each rank; one without an op has the age of its folder."""
+def _sort_by_age(by_rank: Mapping[int, list[RankDump]]) -> list[int]:
+    """Sort the dumps of each rank; return the ranks of which nothing tells the order.
+
+    A dump without an op has the age of its folder, as other ranks tell it, or of its
+    file.
+    """
     older, newer = set(), set()
-    for several in by_rank:
+    for several in by_rank.values():
         several.sort(key=_age)
         folders = [_folder(one) for one in several]
         if several[0].newest_ns and len(several) > 1:
             older.update(folders[:-1])
             newer.add(folders[-1])
     newer -= older
-    for several in by_rank:
-        if not several[0].newest_ns:
+    unsorted = []
+    for rank, several in by_rank.items():
+        if several[0].newest_ns or not several[-1].newest_ns:
+            continue
+        if newer:
             several.sort(key=lambda one: _folder(one) in newer)
+            continue
+        times = [
+            one.read_ns if one.newest_ns else one.dump.modified_ns for one in several
+        ]
+        known = sorted(one for one in times if one is not None)
+        apart = (two - one > _NOT_AT_ONCE for one, two in pairwise(known))
+        if len(known) == len(times) and all(apart):
+            several[:] = [several[times.index(one)] for one in known]
+        else:
+            unsorted.append(rank)
+    return unsorted
 
 
 def _folder(one: RankDump) -> str:

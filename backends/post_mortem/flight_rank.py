@@ -34,6 +34,10 @@ _CLOSING = re.compile(r"(?:([A-Z_]+)_)?coalesced")
 _ARRAYS = "input_sizes", "output_sizes", "input_dtypes", "output_dtypes"
 _TURNED = "output_sizes", "input_sizes", "output_dtypes", "input_dtypes"
 
+#: Nanoseconds between the last time of a dump and the time of its file, above which
+#: the file is rather a copy.
+_COPIED = 3600 * 10**9
+
 #: A process group as entries name it: name and description.
 _Name = tuple[str, str]
 _Ranks = tuple[int, ...] | None
@@ -86,6 +90,16 @@ class RankDump:
     #: Its last ops, for who was late: see `late_ops`.
     late: list[Record] = field(default_factory=list)
     seen: dict[str, Arrays] = field(default_factory=dict)
+
+    @property
+    def read_ns(self) -> int | None:
+        """When it was written, as it tells or the time of its file may."""
+        if self.written_ns is not None:
+            return self.written_ns
+        modified = self.dump.modified_ns
+        if modified is None or not self.newest_ns:
+            return None
+        return modified if 0 <= modified - self.newest_ns < _COPIED else None
 
 
 def condense(dump: Dump, times: bool = False) -> RankDump:

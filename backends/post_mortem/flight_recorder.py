@@ -16,9 +16,6 @@ KIND = "flight recorder"
 #: Torch's descriptions of groups that have none.
 _UNNAMED = ("", "undefined")
 _DEFAULT = ("0", "default_pg")
-#: Nanoseconds between the last time of a dump and the time of its file, above which
-#: the file is rather a copy.
-_COPIED = 3600 * 10**9
 
 #: Ends the name of what our own records have of a group's sends and receives.
 _OUR_P2P = " p2p"
@@ -168,7 +165,7 @@ class _Job:
             recorded=not dump.problem,
             overrun=overrun,
             counts_all=dump.counts_all,
-            read_ns=_read_ns(dump),
+            read_ns=dump.read_ns,
             active_ns=dump.active_ns,
             source=dump.dump.path,
         )
@@ -348,13 +345,3 @@ def _counts_p2p(dumps: Iterable[RankDump]) -> bool:
                 if max(enqueued, 0) == collective:
                     return False
     return True
-
-
-def _read_ns(dump: RankDump) -> int | None:
-    """Return when the dump was written, as it tells or the time of its file may."""
-    if dump.written_ns is not None:
-        return dump.written_ns
-    modified = dump.dump.modified_ns
-    if modified is None or not dump.newest_ns:
-        return None
-    return modified if 0 <= modified - dump.newest_ns < _COPIED else None

@@ -53,7 +53,7 @@ _SIGNS = (
     *(b"Fatal Python error: ", b"ut of memory: Kill"),
     *(b" oom_kill event", b" oom-kill event", b"; the report is "),
     *(b"srun: ", b"*** STEP ", b" terminated with the following error:"),
-    *(b"*** JOB ", b" terminated with code -", b"GLOBAL_RANK: "),
+    *(b"*** JOB ", b" terminated with code -", b"AL_RANK: "),
     b"NVRM: Xid ",
 )
 _FAULT = b"(most recent call first):"
@@ -105,6 +105,7 @@ _LIGHTNING = re.compile(
     r"(-\d{1,3})\b"
 )
 _MEMBER = re.compile(r"GLOBAL_RANK: (\d{1,6}), MEMBER: \d{1,6}/(\d{1,6})\b")
+_DEVICES = re.compile(r"\bLOCAL_RANK: (\d{1,5}) - CUDA_VISIBLE_DEVICES: ")
 #: Slurm, of tasks that a signal has ended which it has not sent itself.
 _SRUN = re.compile(
     r"srun: error: \S+: tasks? ([\d,-]{1,200}): "
@@ -197,8 +198,11 @@ class Log:
         self._tasks: dict[int, str] = {}
         #: How Slurm has ended the job itself, if it tells why; None: it has not.
         self.slurm_ended: str | None = None
-        #: The ranks of Lightning's processes on this host.
+        #: The ranks of Lightning's processes, and what each has in its host.
         self._members: set[int] = set()
+        self._local_ranks: list[int] = []
+        #: Its processes that ended, as their host numbers them.
+        self._children: dict[int, Failure] = {}
         #: A process → the error that the driver of its GPU tells of it.
         self.xids: dict[int, str] = {}
         #: Ranks of lines that have a label, too → the tasks of those labels.
@@ -212,6 +216,8 @@ class Log:
         self.of_groups: dict[tuple[str, int], set[int]] = {}
         #: What the job said of itself, in the order of its words.
         self.said: dict[str, None] = {}
+        #: What it tells of no rank that is known.
+        self.notes: list[str] = []
         #: The rank whose op's stack has begun, and its calls.
         self._op_stack: tuple[int, list[Frame]] | None = None
         #: The desync report that has begun.
@@ -262,12 +268,9 @@ class Log:
             self.slurm_ended = self.slurm_ended or told
         elif (ended := _LIGHTNING.search(text)) is not None:
             local, pid, code = map(int, ended.groups())
-            rank = min(self._members, default=0) + local
-            failure = Failure(rank, f"default{local}", code, pid)
-            # The watchdog ends with SIGABRT, too.
-            gave_up = code == -signal.SIGABRT and self.groups.timed_out
-            if failure.death and not gave_up:
-                self.table.failures[rank] = failure
+            self._children[local] = Failure(local, f"default{local}", code, pid)
+        elif (devices := _DEVICES.search(text)) is not None:
+            self._local_ranks.append(int(devices[1]))
         elif (member := _MEMBER.search(text)) is not None:
             self._members.add(int(member[1]))
             self.world_size = int(member[2])
@@ -401,10 +404,28 @@ class Log:
     def close(self) -> None:
         """End what is open, and note the ranks of tasks."""
         self.feed(b"\n")
+        self._place_children()
         self._tasks_are_ranks = self._has_ranks_of_tasks()
         if self._tasks_are_ranks:
             tasks = {one.task for one in self._streams if one.task is not None}
             self.present |= tasks | self._tasks.keys()
+
+    def _place_children(self) -> None:
+        """Note how Lightning's processes ended, unless they are of several hosts."""
+        first = min(self._members, default=0)
+        several = len(self._local_ranks) > len(set(self._local_ranks))
+        for local, failure in self._children.items():
+            # The watchdog ends with SIGABRT, too.
+            gave_up = failure.exit_code == -signal.SIGABRT and self.groups.timed_out
+            if several and failure.death:
+                self.notes.append(
+                    f"rank {local} of a host, pid {failure.pid}, "
+                    f"{failure.death.partition(' ')[2].partition(' ')[2]}: the log is "
+                    "of several hosts, and it does not say on which one"
+                )
+            elif failure.death and not gave_up:
+                failure.rank += first
+                self.table.failures[failure.rank] = failure
 
     def evidence(
         self, path: str, reasons: Mapping[int | None, str]

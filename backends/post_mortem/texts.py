@@ -239,7 +239,7 @@ class Texts:
         absent = [self._no_line()] if is_cut else []
         for path, log in self._logs.items():
             ranks = tuple(sorted(log.present | log.table.failures.keys()))
-            own = [*absent, *self._notes.get(path, ())]
+            own = [*absent, *log.notes, *self._notes.get(path, ())]
             own += [log.slurm_ended] if log.slurm_ended else []
             causes = _causes(log.unplaced())
             own += [f"{one}: it does not say on which rank" for one in causes]

@@ -20,7 +20,7 @@ import pytest
 
 from rankscope.backends.post_mortem import files as module
 from rankscope.backends.post_mortem.report import Report, examine
-from tests.backends.post_mortem.dumps import Rank
+from tests.backends.post_mortem.dumps import START_NS, Rank, write
 
 WORLD = 4
 #: The rank that never comes to its third all_reduce.
@@ -248,6 +248,36 @@ def test_the_files_of_an_earlier_attempt_do_not_count(tmp_path: Path) -> None:
     (verdict,) = report.verdicts
     assert (verdict.culprits, verdict.seq) == ((LATE,), 3)
     assert sum(bool(one.problem) for one in report.files) == WORLD
+
+
+@pytest.mark.parametrize(
+    ("seconds", "culprits"),
+    [
+        # After the op that hung, when the empty dumps were written.
+        pytest.param((600, 900), [], id="the newest attempt is healthy"),
+        pytest.param((600, 300), [(LATE,)], id="the older attempt was"),
+        pytest.param((86_400, 86_401), [], id="copies: nothing tells which is newer"),
+    ],
+)
+def test_of_two_attempts_one_was_in_no_op(
+    tmp_path: Path, seconds: tuple[int, int], culprits: list[tuple[int, ...]]
+) -> None:
+    """Torch leaves out what is over: nothing in such a dump tells its time."""
+    ranks = []
+    for rank in range(WORLD):
+        ranks.append(Rank(rank, {"default_pg": range(WORLD)}))
+        ranks[-1].issue_many(3)
+        if rank != LATE:
+            ranks[-1].issue(done=False)
+    hung = write(tmp_path / "x", ranks, active_only=True)
+    for one in ranks:
+        one.entries = one.entries[:3]
+    idle = write(tmp_path / "a", ranks[:3], active_only=True)
+    for folder, after in zip((hung, idle), seconds, strict=True):
+        for path in folder.iterdir():
+            os.utime(path, ns=(START_NS + after * 10**9,) * 2)
+    found = examine([tmp_path]).verdicts
+    assert [one.culprits for one in found] == culprits
 
 
 def test_a_dump_that_an_earlier_attempt_left_is_not_used(tmp_path: Path) -> None:

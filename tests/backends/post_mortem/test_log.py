@@ -653,6 +653,17 @@ def test_lightning_names_a_process_of_its_host(tmp_path: Path) -> None:
     ]
     report = examined(tmp_path, [*members, killed], [])
     assert (report.verdicts[0].culprits, report.world_size) == ((5,), 8)
+    devices = [
+        f"LOCAL_RANK: {local} - CUDA_VISIBLE_DEVICES: [0,1,2,3]" for local in range(4)
+    ]
+    report = examined(tmp_path, [*devices, *members, killed], [])
+    assert report.verdicts[0].culprits == (5,)
+    report = examined(tmp_path, [*devices, *devices, *members, killed], [])
+    assert report.verdicts == ()
+    assert report.files[0].problem.endswith(
+        "rank 1 of a host, pid 811, was killed by signal 9 (SIGKILL): the log is of "
+        "several hosts, and it does not say on which one"
+    )
     ended = LIGHTNING.format(local=2, code=-6)
     report = examined(tmp_path, [*hung(), ended], [])
     assert [one.culprits for one in report.verdicts] == [(2,)]
