@@ -50,8 +50,8 @@ def _entry(words: list[str]) -> tuple[str, int | str]:
     # An address of IPv6 has its own colons.
     host, colon, number = name.rpartition(":")
     if colon and ":" not in host.rpartition("]")[2]:
-        return host.strip("[]"), number
-    return name.strip("[]"), 1
+        return re.sub(r"[][]", "", host), number
+    return re.sub(r"[][]", "", name), 1
 
 
 def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
@@ -62,6 +62,11 @@ def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
             raise ValueError(f"{name!r} is no host: expected a:4,b:4, or a hostfile")
         if "/" in name:
             raise ValueError(f"there is no hostfile {name}")
+        if ":" in name and not _is_ipv6(name.rpartition("@")[2]):
+            raise ValueError(
+                f"{name!r} is no host, nor an address of IPv6: expected a:4,b:4; a "
+                "port for ssh is named in ~/.ssh/config"
+            )
         if isinstance(number, bool) or not str(number).isdecimal() or int(number) < 1:
             raise ValueError(f"{name}:{number}: expected a number of ranks from 1")
         if name in found:
@@ -70,6 +75,14 @@ def _checked(entries: Iterable[tuple[str, int | str]]) -> dict[str, int]:
     if not found:
         raise ValueError("it names no host: expected a:4,b:4")
     return found
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def joined_errors(errors: Mapping[str, str]) -> str:

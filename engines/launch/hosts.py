@@ -123,6 +123,10 @@ class Hosts:
         """Return why the program that leads to a host has ended without an answer."""
         raise NotImplementedError
 
+    def try_there(self, name: str) -> str:
+        """Return what a person can try where a fork server ends by itself."""
+        return f"`{self.python} -m rankscope doctor` has to work there in a terminal"
+
     def route_to(self, name: str) -> str:
         """Return this host's address on the route to a host."""
         raise NotImplementedError
@@ -248,11 +252,11 @@ class Hosts:
         """Return an answer of the fork server of a host; its errors name the host."""
         try:
             return await answer
-        except ProcessEnd as end:
-            lost = self.servers[name].lost
-            raise ClusterStartError(
-                f"{name}: {lost or f'its fork server {end}'}"
-            ) from None
+        except ProcessEnd:
+            server = self.servers[name]
+            ended = f"its fork server ended with {server.exit_code}"
+            why = f"{ended}: {self.try_there(name)}{server.last_lines()}"
+            raise ClusterStartError(f"{name}: {server.lost or why}") from None
         except ClusterStartError as error:
             raise ClusterStartError(f"{name}: {error}") from None
 

@@ -38,6 +38,11 @@ _ADVICE = {
         "to work in a terminal; `ssh-copy-id {host}` makes it so, or `ssh-add` where "
         "the key has a passphrase"
     ),
+    # Before the next one, which it also says.
+    "Temporary failure in name resolution": (
+        "no name server answers here, and /etc/hosts does not have it: name it by its "
+        "address, or in ~/.ssh/config"
+    ),
     "Could not resolve hostname": (
         "its name is not known here, and it is no hostfile: name it by its address, or "
         "in ~/.ssh/config"
@@ -122,15 +127,18 @@ class SshHosts(Hosts):
 
     def why_refused(self, name: str, server: LeashedProcess) -> str:
         if server.exit_code != 255:
-            return (
-                f"what ssh ran there ended with {server.exit_code} and did not answer: "
-                f"`ssh -o BatchMode=yes {name} {self.python} -m rankscope doctor` has "
-                f"to work in a terminal{server.last_lines()}"
-            )
+            how = f"what ssh ran there ended with {server.exit_code} and did not answer"
+            return f"{how}: {self.try_there(name)}{server.last_lines()}"
         for words, advice in _ADVICE.items():
             if words in server.last_output:
                 return f"{advice.format(host=name)}{server.last_lines()}"
-        return f"ssh cannot log in{server.last_lines()}"
+        # ssh says nothing more of a program that a signal has ended.
+        how = "ssh cannot log in, or a signal has ended what it ran there"
+        return f"{how}: {self.try_there(name)}{server.last_lines()}"
+
+    def try_there(self, name: str) -> str:
+        to_it = "" if is_here(name) else f"ssh -o BatchMode=yes {name} "
+        return f"`{to_it}{self.python} -m rankscope doctor` has to work in a terminal"
 
     def route_to(self, name: str) -> str:
         """Return this host's address on the route to a host, as ssh knows it."""

@@ -176,7 +176,8 @@ class TestForkedEngines:
         )
         with pytest.raises(ClusterStartError) as raised:
             Cluster.start(1)
-        assert "its fork server ended with 1\n" in str(raised.value)
+        said = "its fork server ended with 1: `"
+        assert f"{said}{sys.executable} -m rankscope doctor` has" in str(raised.value)
         assert "No module named rankscope.nowhere" in str(raised.value)
         # No engine is waited for that was never forked.
         assert "could not all be ended" not in caplog.text

@@ -61,6 +61,7 @@ DESCRIBED: dict[str, Any] = {
         ("a, b:2", {"a": 1, "b": 2}),
         ("me@a.org:2", {"me@a.org": 2}),
         ("10.0.0.1:3,[fe80::1]:2,::1", {"10.0.0.1": 3, "fe80::1": 2, "::1": 1}),
+        ("me@[fd00::1]:2,fe80::1%eth0", {"me@fd00::1": 2, "fe80::1%eth0": 1}),
         ({"b": 2, "a": 1}, {"b": 2, "a": 1}),
     ],
 )
@@ -86,6 +87,7 @@ def test_a_hostfile_of_mpi(tmp_path: Path) -> None:
         ("a:4 b:4", "'a:4 b:4' is no host: expected a:4,b:4, or a hostfile"),
         ("a:x", "a:x: expected a number of ranks from 1"),
         ("a:0", "a:0: expected a number of ranks from 1"),
+        ("a:22:4", "'a:22:4' is no host, nor an address of IPv6: expected a:4,b:4; a "),
         ({"a": True}, "a:True: expected a number of ranks"),
         ({}, "it names no host"),
         ("a:2,a:3", "a is named twice: give its ranks in one number"),
@@ -176,7 +178,11 @@ def test_how_long_silence_is_kept_is_one_setting() -> None:
         ("ssh: connect to host b port 22: Connection timed out", "nothing answers"),
         ("ssh: connect to host b port 22: No route to host", "no network leads there"),
         ("ssh: connect to host b port 22: Network is unreachable", "no network leads"),
-        ("something new", "ssh cannot log in"),
+        (
+            "ssh: Could not resolve hostname b: Temporary failure in name resolution",
+            "no name server answers here",
+        ),
+        ("something new", "ssh cannot log in, or a signal has ended what it ran there"),
     ],
 )
 def test_what_ssh_says_has_advice(said: str, advice: str) -> None:
