@@ -128,7 +128,11 @@ class BackgroundCell:
                 reason = f"cell {self.execution.cell} passed its deadline"
                 self._monitor.stop(f"{reason} of {self._limit:g} s")
                 self._tail.notify(f"not done after {self._limit:g} s")
-            self._why = self._hang(self.execution.ranks_running) or {}
+            self._why = (
+                self._hang(self.execution.ranks_running)
+                or self._monitor.left_running(stream.failures)
+                or {}
+            )
             self._update()
         self._why = {}
         stream.close()

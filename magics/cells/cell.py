@@ -107,7 +107,10 @@ class CellRun:
         self._serve()
         self._monitor.tick(self._stream.failures)
         self._stream.aborts_announced = bool(self._monitor.groups)
-        self._renderer.hang(self._hang(self._execution.ranks_running))
+        self._renderer.hang(
+            self._hang(self._execution.ranks_running)
+            or self._monitor.left_running(self._stream.failures)
+        )
 
     def _close(self) -> None:
         self._renderer.hang(None)

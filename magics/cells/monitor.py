@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Verdict, in_one
-from rankscope.backends.rank_sets import name_ranks
+from rankscope.backends.rank_sets import group_by, name_ranks, tell_ranks
 from rankscope.engines import (
     Cluster,
     ClusterError,
@@ -84,6 +85,34 @@ class CellMonitor:
                 f"{name_ranks(joining)} in init_process_group, which rank {first.rank} "
                 "will not join: ended"
             )
+
+    def left_running(
+        self, failures: Mapping[int, RankError]
+    ) -> Mapping[str, str] | None:
+        """Return where the ranks are that an abort has left in the cell: they compute.
+
+        As the data of an output; ``None`` where the cell waits for something else.
+        """
+        aborted = [rank for rank, error in failures.items() if error.is_abort_echo]
+        running, took = self._execution.ranks_running, self._execution.durations
+        if not aborted or not running or not took:
+            return None
+        # Else more of them are about to end.
+        if time.time() < self._execution.began + max(took.values()) + GRACE:
+            return None
+        left = self._cluster.glance(running).ranks
+        if any(activity(one) is not None or not one.alive for one in left):
+            return None
+        told = group_by(left, lambda one: one.line and f"is still at {one.line}")
+        where = "; ".join(
+            tell_ranks([one.rank for one in those], place or "still runs the cell")
+            for place, those in told.items()
+        )
+        text = (
+            f"Aborted on {name_ranks(aborted)}; {where}, which an abort does not end "
+            "(an interrupt ends the cell)"
+        )
+        return {"text/plain": text, "text/html": f"<p>{escape(text)}</p>"}
 
     def stop(self, reason: str) -> None:
         """Abort what is in flight and interrupt the ranks that still run.

@@ -49,6 +49,9 @@ class Told:
     def status(self, *, fresh: bool = False, timeout: float = 1) -> ClusterStatus:
         return self.now
 
+    def glance(self, ranks: Sequence[int]) -> ClusterStatus:
+        return cluster(*(one for one in self.now.ranks if one.rank in ranks))
+
     def explain(self) -> list[Verdict]:
         return self.verdicts
 
@@ -340,6 +343,28 @@ def test_a_cell_that_hangs_shows_why_until_it_goes_on() -> None:
     ).run()
     assert list(asked[0]) == [0, 1, 2]
     assert lines.hangs == [None, why, None]
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_cell_says_which_rank_an_abort_has_left_in_it() -> None:
+    told, monitor, _ = supervised(STUCK)
+    execution = monitor._execution
+    aborted = {number: failed(number, "DistAbortedError") for number in (0, 1)}
+    for number, error in aborted.items():
+        execution.finish(number, error)
+    told.now = cluster(rank(2, group(), state="busy", line="cell 7 line 9"))
+    assert monitor.left_running({0: failed(0)}) is None
+    said = monitor.left_running(aborted)
+    assert said is not None
+    assert said["text/plain"] == (
+        "Aborted on ranks 0–1; rank 2 is still at cell 7 line 9, which an abort does "
+        "not end (an interrupt ends the cell)"
+    )
+    # That one still waits: it is not left in its code.
+    told.now = cluster(rank(2, group(enqueued=WAITING, in_flight=1, oldest=WAITING)))
+    assert monitor.left_running(aborted) is None
+    execution.finish(2, None)
+    assert monitor.left_running(aborted) is None
 
 
 def test_a_cell_that_failed_ends_with_one_line() -> None:
