@@ -1,8 +1,4 @@
-"""benchmark: time and bandwidth of a collective in this group, size by size.
-
-Sizes, counts and bandwidths are defined as in NVIDIA's nccl-tests. Before a size
-is timed, one op with data of a known result is checked.
-"""
+"""benchmark: time and bandwidth of a collective in this group, size by size."""
 
 from __future__ import annotations
 

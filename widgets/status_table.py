@@ -1,8 +1,4 @@
-"""StatusTable: what every rank is doing at one moment, as text and as HTML.
-
-The rows are those of the board's model, with columns of their own, and both forms
-show the same words; colour only repeats a word.
-"""
+"""StatusTable: what every rank is doing at one moment, as text and as HTML."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Who waits for whom: the cycle of a deadlock as a picture, an SVG without a script.
-
-That of ranks that are missing is in absence_graph.py.
-"""
+"""Who waits for whom: the cycle of a deadlock as a picture, an SVG without a script."""
 
 from __future__ import annotations
 

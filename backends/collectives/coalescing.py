@@ -1,7 +1,4 @@
-"""The coalescing manager: ops are captured in Python and issued once, at exit.
-
-Semantics of ``torch.distributed``'s ``_coalescing_manager``, for every backend.
-"""
+"""The coalescing manager: ops are captured in Python and issued once, at exit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What ranks know of the backend under test, and what launches them.
-
-A session reuses its ranks from rule to rule and ends them when a rule failed; the
-next rule then runs on fresh ranks.
-"""
+"""What ranks know of the backend under test, and what launches them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Level *exact*, continued: what Rankscope builds on the ops of a CPU backend.
-
-Object collectives, sparse all_reduce, coalescing and batches over `group`, each
-against the expected result.
-"""
+"""Level *exact*, continued: what Rankscope builds on the ops of a CPU backend."""
 
 from __future__ import annotations
 

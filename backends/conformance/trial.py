@@ -1,8 +1,4 @@
-"""One rule on one rank: the group, the arrays and the outcome.
-
-Rules are the promises that a backend gives; a `Trial` is what the body of a rule
-works with, and an `Outcome` is what a rank reports of it.
-"""
+"""One rule on one rank: the group, the arrays and the outcome."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""PeerWatch: the messages of one generation of a group through the store.
-
-Each rank watches for what another one reports: its abort; its death (a notice that the
-store writes, or the loss of the store itself); its departure in good order; its first
-send or receive, which needs the backend of every rank; and its questions why its op
-does not end.
-"""
+"""PeerWatch: the messages of one generation of a group through the store."""
 
 from __future__ import annotations
 

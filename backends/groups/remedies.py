@@ -1,7 +1,4 @@
-"""What to do next, as the errors of a group that ended say it at their end.
-
-That depends on what started the ranks: a notebook, ``rankscope.run``, or anything else.
-"""
+"""What to do next, as the errors of a group that ended say it at their end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The status of a group on one rank, and groups that another library made.
-
-A rank publishes the status, and notebooks read it.
-"""
+"""The status of a group on one rank, and groups that another library made."""
 
 from __future__ import annotations
 

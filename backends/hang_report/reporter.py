@@ -1,8 +1,4 @@
-"""A thread of each rank that sees that its job hangs or fails, and has all ranks write.
-
-It looks at the ops of this rank, at what its peers on this host ask for, and hears of
-errors and signals; `reports` has what is done then.
-"""
+"""A thread of each rank that sees its job hang or fail, and has all ranks write."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Backend: the base class of every communication library.
-
-A backend subclasses :class:`Backend` and registers itself.
-The semantics of each method are those of the ``torch.distributed`` function of
-the same name; what a base-class method does not build out of others raises
-`NotImplementedError`.
-"""
+"""Backend: the base class of every communication library."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""The registry of backends: built in, registered, or declared by a package.
-
-A package declares its backend in its metadata; programs need not import it::
-
-    [project.entry-points."rankscope.backends"]
-    mine = "my_package:register"
-
-``register()`` is called without arguments at the first use of a backend called
-``mine``; it calls ``Backend.register_backend("mine", ...)``.
-"""
+"""The registry of backends: built in, registered, or declared by a package."""
 
 from __future__ import annotations
 

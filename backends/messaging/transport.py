@@ -1,8 +1,4 @@
-"""Transport: what carries the tagged messages of one group.
-
-A `MessageQueue` cuts collectives into messages, and a transport sends and receives
-them. No call blocks, so that an op can be abandoned at any point.
-"""
+"""Transport: what carries the tagged messages of one group."""
 
 from __future__ import annotations
 

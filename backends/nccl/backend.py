@@ -1,9 +1,4 @@
-"""The NCCL backend: collectives of CUDA arrays, asynchronous to the host.
-
-The ops of a group run on one CUDA stream per device, one after the other. Each op
-waits for the work that the caller's current streams held when the op was issued. The
-first op on a device creates the communicator of the device.
-"""
+"""The NCCL backend: collectives of CUDA arrays, asynchronous to the host."""
 
 from __future__ import annotations
 

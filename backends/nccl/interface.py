@@ -1,9 +1,4 @@
-"""The interface between the NCCL backend and its libraries: NCCL and CUDA.
-
-The backend calls these two protocols alone. `nccl4py` and `devices.cuda_driver`
-implement them, over nccl4py, cupy and the CUDA driver; where there is no GPU, the
-tests put simulations of their own in their place.
-"""
+"""The interface between the NCCL backend and its libraries: NCCL and CUDA."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""NCCLStream: the ops of one group on one device, from their issue to their end.
-
-What becomes of them is the stream's state (`stream_state`); the order among the
-groups of a device is that of the `DeviceQueue`.
-"""
+"""NCCLStream: the ops of one group on one device, from their issue to their end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Diagnosis: why ops hang, from what live ranks answered at one moment.
-
-Pure functions over plain data: the root cause over all groups, by the rules of
-`rankscope.backends.observe.root_cause`, the ranks that are gone, and the explanation
-of one op that has timed out.
-"""
+"""Diagnosis: why ops hang, from what live ranks answered at one moment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is certain about the ops of one line of a group: who is late, and what it costs.
-
-Pure, as `lateness`, which asks for it.
-"""
+"""What is certain about the ops of one line of a group: who is late, and the cost."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a diagnosis gets and what it returns: the views of ranks, and verdicts.
-
-The board and the cluster use these classes without the algorithm in `diagnosis`.
-"""
+"""What a diagnosis gets and what it returns: the views of ranks, and verdicts."""
 
 from __future__ import annotations
 

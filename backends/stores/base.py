@@ -1,7 +1,4 @@
-"""Stores: key-value stores through which ranks exchange addresses and state.
-
-The interface follows ``torch.distributed.Store``.
-"""
+"""Stores: key-value stores through which ranks exchange addresses and state."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The tcp backend: host arrays over plain sockets and the memory of other ranks.
-
-It needs numpy and the standard library alone, and is the default for host arrays. The
-algorithms are those of `messaging`.
-"""
+"""The tcp backend: host arrays over plain sockets and the memory of other ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which step the ranks go on from, and which rank has the state of it for which others.
-
-Plain data: what each rank tells in `rankscope.torch.rejoin`.
-"""
+"""Which step the ranks go on from, and which rank has its state for which others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The UCX backend: collectives over UCX's tagged messages.
-
-UCX moves the bytes inside this process: through shared memory and reads of the other
-process's memory on one host, over TCP between hosts. Only the arithmetic and the order
-of the messages are Rankscope's.
-"""
+"""The UCX backend: collectives over UCX's tagged messages."""
 
 from __future__ import annotations
 

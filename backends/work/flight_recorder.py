@@ -1,8 +1,4 @@
-"""The flight recorder: what this rank issued, in what state, from which line.
-
-The fields are those of PyTorch's Flight Recorder. The ring has a fixed size;
-a record is one object, written in place at each transition.
-"""
+"""The flight recorder: what this rank issued, in what state, from which line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Work: one operation in flight, its state machine and its timing.
-
-The class follows ``c10d::Work``. The state machine is the pure function
-:func:`transition`; everything else is bookkeeping around it.
-"""
+"""Work: one operation in flight, its state machine and its timing."""
 
 from __future__ import annotations
 

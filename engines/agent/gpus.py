@@ -1,8 +1,4 @@
-"""The GPU of a rank: which one the rank uses, and its name and memory.
-
-A rank's GPU is its engine's current CUDA device. The devices are
-given to the ranks of a host in turn, by local rank.
-"""
+"""The GPU of a rank: which one the rank uses, and its name and memory."""
 
 from __future__ import annotations
 

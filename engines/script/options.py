@@ -1,7 +1,4 @@
-"""JobOptions: where a script's job listens, what a notebook may do, and its metrics.
-
-And the arguments of commands that name a script.
-"""
+"""JobOptions: where a script's job listens, what a notebook may do, and its metrics."""
 
 from __future__ import annotations
 

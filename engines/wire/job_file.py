@@ -1,8 +1,4 @@
-"""Job files: where the jobs of this user listen, with their keys.
-
-A job writes one into Jupyter's runtime folder, readable by its user alone, as a kernel
-does with its connection file, and deletes it at its end.
-"""
+"""Job files: where the jobs of this user listen, with their keys."""
 
 from __future__ import annotations
 

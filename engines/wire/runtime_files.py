@@ -1,7 +1,4 @@
-"""Files in Jupyter's runtime folder that say what of this user runs, and where.
-
-Each is readable by its user alone, as a kernel's connection file is.
-"""
+"""Files in Jupyter's runtime folder that say what of this user runs, and where."""
 
 from __future__ import annotations
 

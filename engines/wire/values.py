@@ -1,7 +1,4 @@
-"""Values of variables on their way between a notebook and its ranks.
-
-A value is packed into frames: its pickle, and then the memory of its arrays.
-"""
+"""Values of variables on their way between a notebook and its ranks."""
 
 from __future__ import annotations
 

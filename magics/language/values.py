@@ -1,7 +1,4 @@
-"""Values of options: parsed, checked, and refused with the reason.
-
-All errors that can be found without an engine are found here, before one starts.
-"""
+"""Values of options: parsed, checked, and refused with the reason."""
 
 from __future__ import annotations
 

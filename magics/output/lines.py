@@ -1,9 +1,4 @@
-"""LineBuffer: complete lines of a stream that arrives in pieces.
-
-The text of a rank is shown line by line beside that of other ranks. Control codes for
-the current line (carriage return, backspace, erase) are executed here, and moves to
-other lines are dropped.
-"""
+"""LineBuffer: complete lines of a stream that arrives in pieces."""
 
 from __future__ import annotations
 

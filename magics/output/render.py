@@ -1,8 +1,4 @@
-"""Renderer: shows merged items, in a notebook or a terminal.
-
-Lines of ranks carry the label of their ranks, ``[0-3]`` or ``[2]``, in the
-syntax of ``-r``. In a notebook the whole output of a cell can be drawn again.
-"""
+"""Renderer: shows merged items, in a notebook or a terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The cells of the board: the status of one rank in one group, as a page shows it.
-
-A cell is a text of bounded length or a finite number: JSON has no others.
-"""
+"""The cells of the board: the status of one rank in one group, as a page shows it."""
 
 from __future__ import annotations
 
