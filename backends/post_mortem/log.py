@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -54,7 +54,8 @@ _SIGNS = (
     *(b" oom_kill event", b" oom-kill event", b"; the report is "),
     *(b"srun: ", b"*** STEP ", b" terminated with the following error:"),
     *(b"*** JOB ", b" terminated with code -", b"AL_RANK: "),
-    b"NVRM: Xid ",
+    *(b"NVRM: Xid ", b"Exception in thread ", b"Exception ignored "),
+    b"he above exception",
 )
 _FAULT = b"(most recent call first):"
 _LAUNCHERS = (
@@ -62,7 +63,13 @@ _LAUNCHERS = (
     "torch.multiprocessing.spawn.ProcessRaisedException",
 )
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
-_RESTART = re.compile(r"Worker group .*will restart worker group")
+_RESTART = re.compile(
+    r"(?:Worker group |Detected \d+ new nodes ).*will restart worker group"
+)
+#: What Python says before a traceback that does not end the process, and between those
+#: of one error.
+_IN_THREAD = re.compile(r"Exception (?:in thread|ignored) ")
+_CHAINED = re.compile(r"During handling of the above exc|The above exception was the ")
 #: Gloo's last words where it receives more than the op of this rank takes.
 _TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 #: The watchdog's last words where the rank's own GPU has failed, or another rank has
@@ -138,12 +145,23 @@ class _Stream:
     too_long: tuple[str, str] | None = None
     #: What faulthandler has seen of a signal that is not sent on purpose.
     fatal: str = ""
+    #: Exceptions that have not ended the process: of its other threads.
+    in_threads: list[Raised] = field(default_factory=list)
+    _is_of_thread: bool = False
+    _is_next_of_thread: bool = False
 
     def feed(self, text: str) -> None:
         raised = self.tracebacks.feed(text)
         # The launcher's own, in a file with the name of a rank, is not that rank's.
         if raised is not None and not raised.text.startswith(_LAUNCHERS):
-            self.raised.append(raised)
+            (self.in_threads if self._is_of_thread else self.raised).append(raised)
+        if _IN_THREAD.search(text) is not None:
+            self._is_next_of_thread = True
+        elif _CHAINED.search(text) is not None:
+            self._is_next_of_thread = self._is_of_thread
+        elif self.tracebacks.is_fresh:
+            self._is_of_thread = self._is_next_of_thread
+            self._is_next_of_thread = False
         if (sizes := _TOO_LONG.search(text)) is not None:
             self.too_long = sizes[1], sizes[2]
         if (fatal := _FATAL.match(text)) is not None:
@@ -405,6 +423,11 @@ class Log:
         """End what is open, and note the ranks of tasks."""
         self.feed(b"\n")
         self._place_children()
+        for rank, stream in self._placed():
+            for one in stream.in_threads:
+                self.notes.append(
+                    f"a thread of rank {rank} raised {one.text}, which does not end it"
+                )
         self._tasks_are_ranks = self._has_ranks_of_tasks()
         if self._tasks_are_ranks:
             tasks = {one.task for one in self._streams if one.task is not None}
@@ -451,12 +474,32 @@ class Log:
                 raised[rank] = [failure.raised]
         for rank, error in self._cut_off.items():
             raised.setdefault(rank, [error])
+        for rank in self._outlived(raised):
+            del raised[rank]
         for rank, several in raised.items():
             one = evidence_of(rank, several, path)
             if one.exception is None:
                 self.gave_up[rank] = one
             found.append(one)
         return found + list(self._ends(path, raised, reasons))
+
+    def _outlived(self, raised: Mapping[int, Sequence[Raised]]) -> list[int]:
+        """Return the ranks that lived on after what they raised, until another one's
+        end had the launcher end them.
+
+        Where those which ended by themselves had waited, a rank that hung as it left
+        may be the cause.
+        """
+        failures = self.table.failures.items()
+        alive = {rank for rank, one in failures if one.was_ended}
+        if all(
+            rank in self.groups.timed_out
+            or any(one.is_consequence for one in raised.get(rank, ()))
+            for rank, _ in failures
+            if rank not in alive
+        ):
+            return []
+        return [rank for rank in raised if rank in alive]
 
     def _ends(
         self, path: str, raised: Collection[int], reasons: Mapping[int | None, str]
@@ -520,7 +563,7 @@ class Log:
         """Return the exceptions whose ranks are not known, each with its label."""
         placed = [id(stream) for _, stream in self._placed()]
         return [
-            (source.label, raised)
+            (source.label or (source.local and f"[{source.local}]") or "", raised)
             for source, stream in self._streams.items()
             if id(stream) not in placed
             for raised in stream.raised

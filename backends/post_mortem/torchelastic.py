@@ -82,8 +82,8 @@ class FailureTable:
         row = _RANK_ROW.match(line) if "(local_rank: " in line else None
         if row is not None:
             # A time may have more or fewer digits in the next line.
-            words = len(row[1].split())
-            self._prefix = re.compile(rf" *(?:[^ ]+ ){{{words}}}" if words else "")
+            words = [r"[^ ]+"] * len(row[1].split())
+            self._prefix = re.compile(f" *{' +'.join(words)} " if words else "")
         if (prefix := self._prefix.match(line)) is not None:
             line = line[prefix.end() :]
             host = host_in(prefix[0])

@@ -436,6 +436,40 @@ def table(code: int = -9, signal: str = " (SIGKILL)", traceback: str = "") -> st
     return TABLE.format(border="=" * 60, code=code, signal=signal, traceback=said)
 
 
+@pytest.mark.parametrize(
+    "before", ["Exception in thread Thread-3 (save):", "Exception ignored in: <f>"]
+)
+def test_an_exception_of_a_thread_does_not_end_a_rank(
+    tmp_path: Path, before: str
+) -> None:
+    """Nor does the one that it has raised while it handled that one."""
+    raised = RAISED.format(p="", file="save.py", line=7)
+    again = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    told = f"{before}\n{raised}{again}{raised}".splitlines()
+    found = examined(tmp_path, [f"[rank2]: {line}" for line in told])
+    assert found.verdicts == ()
+    assert "a thread of rank 2 raised ValueError" in found.files[0].problem
+
+
+def test_a_rank_that_lived_until_the_end_has_handled_what_it_raised(
+    tmp_path: Path,
+) -> None:
+    raised = RAISED.format(p="[rank11]: ", file="save.py", line=7)
+    killed = "  rank      : 12 (local_rank: 4)\n  exitcode  : -9 (pid: 812)\n"
+    log = raised + table(code=-15, signal="") + killed
+    assert examined(tmp_path, log).verdicts[0].culprits == (12,)
+    # The other one had waited for it.
+    gave_up = GLOO.format(p="[rank12]: ", file="train.py", line=88)
+    log = gave_up + raised + table(code=-15, signal="")
+    assert examined(tmp_path, log).verdicts[0].culprits == (11,)
+
+
+def test_a_table_of_which_the_lines_have_padded_names(tmp_path: Path) -> None:
+    """As Docker Compose writes them."""
+    log = "".join(f"worker-0  | {line}\n" for line in table().splitlines())
+    assert 11 in examined(tmp_path, log).verdicts[0].culprits
+
+
 def test_the_table_of_failures(tmp_path: Path) -> None:
     gave_up = GLOO.format(p="[rank12]: ", file="train.py", line=88)
     report = examined(tmp_path, gave_up + table())
@@ -697,10 +731,17 @@ def test_mpirun_names_a_rank(tmp_path: Path, between: str) -> None:
     assert rank_of(report, 3).death == "rank 3 was killed by signal 11 (SIGSEGV)"
 
 
-def test_the_last_attempt_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Worker group FAILED. 2/3 attempts left",
+        "Detected 1 new nodes from group_rank=0",
+    ],
+)
+def test_the_last_attempt_counts(tmp_path: Path, why: str) -> None:
     restart = (
-        "I1206 torch/distributed/elastic/agent/server/api.py:945] [default] Worker "
-        "group FAILED. 2/3 attempts left; will restart worker group"
+        "I1206 torch/distributed/elastic/agent/server/api.py:945] [default] "
+        f"{why}; will restart worker group"
     )
     raised = RAISED.format(p="[rank1]: ", file="data.py", line=77).splitlines()
     report = examined(tmp_path, [*raised, *hung(late=1), restart, *hung(late=2)])
