@@ -6,7 +6,6 @@ import gc
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, nullcontext
@@ -26,9 +25,8 @@ from tests.processes import Watch
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-# Where nbformat imports jsonschema, this checker of IRIs parses 38 grammars at its
-# import, 1.3 s in each worker. jsonschema goes without it, and no notebook has an IRI.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+# Before nbformat is imported: each worker would spend a second on what it goes without.
+import_module("tools")
 
 #: They run in an environment of their own: ``make test-torch``.
 collect_ignore = [] if find_spec("torch") else ["with_torch"]
