@@ -45,7 +45,8 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = ClusterFile.of(name, str(tmp_path), os.getpid(), [], None)
         file.connection_file.touch()
         file.write()
-    JobFile("127.0.0.1", 29400, "ab", "train.py", os.getpid(), "elsewhere").write()
+    JobFile("10.0.0.1", 29400, "ab", "train.py", os.getpid(), "elsewhere").write()
+    JobFile("127.0.0.1", 29401, "ab", "eval.py", os.getpid(), "elsewhere").write()
     return tmp_path
 
 
@@ -58,7 +59,7 @@ def test_with_several_and_none_named_it_lists_them(
     assert {row.split()[0] for row in rows} == {
         "rankscope-aa11",
         "rankscope-aa22",
-        "127.0.0.1:29400",
+        "10.0.0.1:29400",
     }
     assert f"a.ipynb (pid {os.getpid()} on " in "\n".join(rows)
     for command in ("diagnose", "abort", "rebuild", "stop"):
@@ -81,8 +82,8 @@ def test_with_several_and_none_named_it_lists_them(
         ("rankscope-aa22", "attached to rankscope-aa22"),
         ("c.py", "attached to rankscope-aa22"),
         ("b/c.py", "attached to rankscope-aa22"),
-        ("train.py", "attached to 127.0.0.1:29400"),
-        ("127.0.0.1:29400", "attached to 127.0.0.1:29400"),
+        ("train.py", "attached to 10.0.0.1:29400"),
+        ("10.0.0.1:29400", "attached to 10.0.0.1:29400"),
     ],
 )
 def test_a_cluster_is_found_by_its_name(

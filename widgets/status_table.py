@@ -149,7 +149,7 @@ def _row(model: BoardModel, group: Group, rank: int, row: Cells, first: bool) ->
     texts = {
         "rank": str(rank),
         "host": str(row["host"]) if first else "",
-        "pid": str(row["pid"]) if first else "",
+        "pid": str(row.get("pid", "")) if first else "",
         "engine": str(one.engine_id) if first and one.engine_id is not None else "",
         "device": str(row.get("device", "")) if first else "",
         "memory": bytes_text(one.memory) if first and one.memory is not None else "",

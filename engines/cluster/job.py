@@ -199,15 +199,15 @@ def refusals(script: str, allow_abort: bool) -> dict[str, str]:
 
 
 def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
-    files = job_files()
     if address is None:
-        file = _only(files)
+        file = _only(job_files())
         return file.host, file.port, key or file.key
     host, colon, number = address.rpartition(":")
     if not colon or not number.isdecimal() or not 0 < int(number) < 65536:
         raise ClusterError(f"{address!r} is no address: HOST:PORT is expected")
     host = host.strip("[]")
-    found = [one.key for one in files if one.address == address]
+    # A tunnel leads to one of another host, which has the same address here.
+    found = [one.key for one in JobFile.load_all() if one.address == address]
     key = key or next(iter(found), None) or key_of_environment()
     if key is None:
         raise ClusterError(

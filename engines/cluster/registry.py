@@ -165,7 +165,7 @@ class EngineRegistry(RankRegistry):
 
     def vacate(self, rank: int) -> None:
         """Make a slot for a rank whose engine ended before this client attached."""
-        cause = "its engine had ended already"
+        cause = "its engine had ended already; its exit code is not known"
         death = f"rank {rank} is dead: {cause}"
         self._place(RankSlot(rank, death=death, death_cause=cause))
 

@@ -39,6 +39,12 @@ class JobFile(RuntimeFile):
         return runtime_path(f"{self.PREFIX}{self.node}-{self.port}.json")
 
     @property
+    def _is_elsewhere(self) -> bool:
+        """Whether it listens on another host, which shares the home, for that alone."""
+        loopback = self.host in ("127.0.0.1", "::1", "localhost")
+        return loopback and self.node != socket.gethostname()
+
+    @property
     def _stale(self) -> bool:
         if self.node != socket.gethostname():
             return False
@@ -52,12 +58,13 @@ class JobFile(RuntimeFile):
 def job_files() -> list[JobFile]:
     """Return the jobs of this user that run, the newest first.
 
-    The files of jobs that were killed are deleted.
+    Those of other hosts are left out that take no connection from this one. The files
+    of jobs that were killed are deleted.
     """
     found = []
     for job in JobFile.load_all():
         if job._stale:
             job.remove()
-        else:
+        elif not job._is_elsewhere:
             found.append(job)
     return found

@@ -10,6 +10,7 @@ import pytest
 from rankscope.engines import ClusterStatus, GroupStatus, RankStatus
 from rankscope.widgets import StatusTable, status_table
 from rankscope.widgets.board.model import BoardModel
+from rankscope.widgets.board.text import board_text
 from rankscope.widgets.status_table import COLUMNS
 from rankscope.widgets.tables import Row, Section
 from tests.widgets.statuses import cluster, group, op, rank
@@ -115,6 +116,15 @@ def test_a_rank_without_groups_is_seen() -> None:
     status = cluster(rank(0, group()), rank(1, heartbeat_age=None))
     assert [section.title for section in sections(status)] == ["default", "no group"]
     assert cells(sections(status)[1].rows[0])[-1] == "–"
+
+
+def test_a_process_that_is_not_known_has_no_number() -> None:
+    """As of a rank that ended before this process attached."""
+    gone = rank(1, state="dead", host="", pid=-1, reason="rank 1 is dead")
+    (row,) = sections(cluster(rank(0, group()), gone))[1].rows
+    assert "-1" not in cells(row)
+    shown = board_text(BoardModel.of(cluster(rank(0, group()), gone)), 140)
+    assert "-1" not in shown.split()
 
 
 def test_the_columns_of_the_text_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:

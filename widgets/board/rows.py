@@ -39,10 +39,11 @@ def cells(rank: RankStatus, group: GroupStatus | None, now: float) -> Cells:
         "state": state,
         "mood": mood,
         "host": text(rank.host),
-        "pid": rank.pid,
         # Present only while heartbeats are missing: each would change the row.
         "silent": round(now - age, 1) if age is not None and age > SILENT else 0,
     }
+    if rank.pid >= 0:
+        row["pid"] = rank.pid
     if rank.reason:
         row["reason"] = text(rank.reason, 400)
     if rank.state == "busy" and rank.cell is not None:

@@ -107,8 +107,10 @@ def test_a_file_is_for_its_user_alone_and_goes_with_its_process(runtime: Path) -
     ended.wait()
     killed.write()
     # Of a process of another host it is not known.
-    far = _file(pid=ended.pid, port=29401)
+    far = _file(pid=ended.pid, port=29401, host="10.0.0.1")
     far.write()
+    # Nobody connects to the loopback of another host.
+    _file(port=29402).write()
     assert job_files() == [far]
     assert not killed.path.exists()
 
@@ -260,6 +262,12 @@ def test_what_cannot_be_attached_to_is_said(
     with pytest.raises(ClusterError, match=r"is not known: give .* --key KEY"):
         Job.attach("127.0.0.1:29400")
     _file().write()
-    _file(port=29401).write()
+    with pytest.raises(ClusterError, match="no job of this user runs here"):
+        Job.attach()
+    # Its key is known where a tunnel leads to it.
+    with pytest.raises(ClusterError, match="no job listens at 127.0.0.1:29400"):
+        Job.attach("127.0.0.1:29400")
+    _file(host="10.0.0.1").write()
+    _file(host="10.0.0.1", port=29401).write()
     with pytest.raises(ClusterError, match="several jobs run"):
         Job.attach()
