@@ -121,7 +121,8 @@ class CellMonitor:
         """
         running = self._execution.ranks_running
         self.verdicts = self._cluster.explain()
-        status = self._cluster.status(fresh=True, timeout=ANSWER)
+        # The diagnosis has asked the ranks just now.
+        status = self._cluster.status(timeout=ANSWER)
         self._places = {
             rank.rank: place
             for rank in status.ranks
