@@ -159,6 +159,8 @@ class CellRun:
         running = self._execution.ranks_running
         why, _ = in_one(self._monitor.verdicts)
         said, after = [what, self._monitor.places()], []
+        if self._stream.left_out:
+            said.append(f"{self._stream.left_out:,} lines of output left out")
         if running:
             said.append(f"{name_ranks(running)} did not stop yet")
             after.append(

@@ -24,6 +24,10 @@ __all__ = ["OutputStream", "Surface"]
 #: Seconds after which an unfinished line is shown, and between two updates of it.
 PARTIAL_AFTER = 0.4
 PARTIAL_EVERY = 0.2
+#: Seconds for which output is taken in before it is shown.
+TAKING = 0.1
+#: Characters of output that are shown of ranks while they are stopped.
+MOST_AT_STOP = 100_000
 #: Seconds after which an unfinished line of a thread or child is shown as it is.
 LATE_AFTER = 1.0
 
@@ -68,6 +72,9 @@ class OutputStream:
         self.failures: dict[int, RankError] = {}
         #: Set while the ranks are stopped: their last errors only report the stop.
         self.stopping = False
+        #: Lines that were left out then: ranks may print without end.
+        self.left_out = 0
+        self._taken_at_stop = 0
         #: Set when a notice has named the aborted groups and the cause.
         self.aborts_announced = False
         self._surface = surface
@@ -102,9 +109,13 @@ class OutputStream:
         now = self._clock()
         while event is not None:
             self._take(*event, now)
+            # Ranks that print faster than this reads would keep all from being shown.
+            if self._clock() > now + TAKING:
+                break
             event = self._next(0.0)
-        for rank in sorted(set(self.execution.ranks) - running - self._finished):
-            self._finish(rank, now)
+        else:
+            for rank in sorted(set(self.execution.ranks) - running - self._finished):
+                self._finish(rank, now)
         if self.done:
             # `close` shows the rest in its final form, if possible without a redraw.
             return
@@ -176,6 +187,11 @@ class OutputStream:
         if output["output_type"] == "update_display_data":
             self._update(rank, output)
             return
+        if self.stopping and output["output_type"] == "stream":
+            self._taken_at_stop += len(output["text"])
+            if self._taken_at_stop > MOST_AT_STOP:
+                self.left_out += output["text"].count("\n")
+                return
         self._feed(rank, self._parser.feed(rank, output), now)
 
     def _update(self, rank: int, output: Output) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -343,3 +344,34 @@ def test_an_execution_that_is_over_is_replayed() -> None:
     assert again.done
     again.close()
     assert board.lines == ["0-1 said"]
+
+
+def test_a_rank_that_prints_faster_than_it_is_read_is_shown_nevertheless() -> None:
+    execution, board = Execution("", range(1), 7, None), Board()
+    seconds = count(step=0.06)
+    stream = OutputStream(execution, board, clock=lambda: float(next(seconds)))
+
+    def say(text: str) -> None:
+        content = {"name": "stdout", "text": text}
+        message = {"header": {"msg_type": "stream"}, "content": content}
+        execution.receive(0, message)
+
+    for number in range(10):
+        say(f"{number}\n")
+    stream.pump(0.0)
+    assert 0 < len(board.lines) < 10
+    execution.finish(0, None)
+    while not stream.done:
+        stream.pump(0.0)
+    stream.close()
+    assert board.lines == [f"0 {number}" for number in range(10)]
+
+
+def test_what_ranks_print_without_end_is_left_out_while_they_are_stopped() -> None:
+    cell = Cell(ranks=1)
+    cell.stream.stopping = True
+    for _ in range(3):
+        cell.print(0, 500 * f"{'x' * 99}\n")
+    assert cell.stream.left_out == 500
+    cell.message(0, "error", ename="KeyboardInterrupt", evalue="", traceback=[])
+    assert 0 in cell.stream.failures
