@@ -155,6 +155,33 @@ class TestTable:
         assert scene.texts("c-line")[1].replace("13 s", "12 s") == line
         scene.close()
 
+    def test_the_ranks_of_a_verdict_are_whole_on_a_narrow_page(
+        self, browser: Browser
+    ) -> None:
+        """Below the rest of the row, in two lines; those of a recv beside it."""
+        scene = Scene(browser, width=230)
+        receives = statuses.op("recv", 3, state="started", elapsed=9.0, peer=12)
+        group = statuses.group(
+            ranks=range(16), enqueued=receives, oldest=receives, in_flight=1
+        )
+        late = (2, 5, 7, 9, 12, 13)
+        rest = tuple(rank for rank in range(16) if rank not in late)
+        said = "ranks 2, 5, 7, 9, 12–13 have not entered"
+        why = (Fault.MISSING_RANKS, group.key, late, rest, "recv", 3, said)
+        waiting = [statuses.rank(one, group, state="busy", cell=7) for one in rest]
+        left = [statuses.rank(n, statuses.group(ranks=range(16))) for n in late]
+        ranks = sorted(waiting + left, key=lambda one: one.rank)
+        scene.take(statuses.cluster(*ranks), [Verdict(*why)])
+        until(lambda: "waits for ranks 2, 5, 7, 9, 12–13" in scene.texts("c-verdict"))
+        cut = "cells => cells.filter(c => c.scrollWidth > c.clientWidth).length"
+        for name in ("c-verdict", "c-op"):
+            cells = scene.page.board().locator(f".{name}:visible")
+            assert cells.evaluate_all(cut) == 0
+        high = "cells => cells.filter(c => c.scrollHeight > c.clientHeight).length"
+        cells = scene.page.board().locator(".c-verdict:visible")
+        assert cells.evaluate_all(high) == 0
+        scene.close()
+
     @pytest.mark.parametrize("size", [4, 64])
     def test_the_transports_are_in_the_groups_line(
         self, browser: Browser, size: int

@@ -17,7 +17,7 @@ const LEVELS = [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1]; // of `drop`: the highest go
 const BARE = 4; // the level from which on elapsed times and lines are shown without more
 const FIT = 1; // px for rounding
 const OP = 100; // px of an op at least, where its end is cut off
-const OP_BESIDE_SHAPES = 60; // px of it where of states the shapes alone are shown
+const OP_BESIDE_SHAPES = 80; // px of it where of states the shapes alone are shown: "recv ← 12"
 
 /**
  * Place columns in `room` px.
@@ -26,7 +26,8 @@ const OP_BESIDE_SHAPES = 60; // px of it where of states the shapes alone are sh
  * `single` is whether all ranks are on one host, and `measure(text)` the width of a text.
  * Return the level of what is left out, whether of states the shapes alone are shown, the
  * whole width, and {left, width} for each column, null for one that is not shown; and
- * whether the verdict is `below` the rest of its row, where an op has no room beside it.
+ * whether the verdict is `below` the rest of its row, where an op has no room beside it,
+ * and `wraps` there: its end has the ranks.
  */
 export function placeColumns(columns, longest, filled, { room, single, measure }) {
   const widthOf = ({ key, title }, text, level, shapes) => {
@@ -66,8 +67,9 @@ export function placeColumns(columns, longest, filled, { room, single, measure }
     cutOp(at(last, true, others), columns, room, OP_BESIDE_SHAPES) ??
     at(withoutOp, true, others);
   const { width: left } = rest.places[0];
-  rest.places[verdict] = { left, width: Math.max(room - left, 0) };
-  return { ...rest, below: true };
+  const width = Math.max(room - left, 0);
+  rest.places[verdict] = { left, width };
+  return { ...rest, below: true, wraps: measure(longest[verdict]) + CLOSE > width };
 }
 
 /** Take what is over from the op, whose longest text may be one of long ago, or null. */
@@ -145,6 +147,7 @@ export class Widths {
     setAttribute(this.table, "data-drop", String(found.level));
     this.table.classList.toggle("shapes", found.shapes);
     this.table.classList.toggle("below", Boolean(found.below));
+    this.table.classList.toggle("wraps", Boolean(found.wraps));
     const rules = found.places.map((place, number) => {
       const name = `.c-${this.columns[number].key}`;
       if (place === null) return `${name}{display:none}`;
