@@ -83,12 +83,15 @@ def pytest_collection_modifyitems(
 ) -> None:
     """Leave out what starts processes, where none may start.
 
-    The files that may take longest come first, so that two workers end together.
+    The files that may take longest come first, so that the workers end together: those
+    with a test that may, then those with many.
     """
     if hasattr(config, "workerinput"):
-        patience: dict[Path, float] = {}
+        patience: dict[Path, tuple[float, float]] = {}
         for item in items:
-            patience[item.path] = max(_patience(item), patience.get(item.path, 0.0))
+            own = _patience(item)
+            longest, all_of_it = patience.get(item.path, (0.0, 0.0))
+            patience[item.path] = (max(own, longest), all_of_it + own)
         items.sort(key=lambda item: patience[item.path], reverse=True)
     if _WATCH in config.stash:
         left = [item for item in items if item.get_closest_marker("processes")]

@@ -44,8 +44,9 @@ _THEMES = "@jupyterlab/apputils-extension:themes"
 _DISABLED = (
     *("audio", "console", "csvviewer", "extensionmanager", "help"),
     *("htmlviewer", "hub", "imageviewer", "inspector", "launcher", "logconsole"),
-    *("lsp", "markdownviewer", "mermaid", "notebook:export", "pdf"),
-    *("pluginmanager", "settingeditor", "terminal", "tooltip", "vega5", "video"),
+    *("lsp", "markdownviewer", "mermaid", "pdf", "pluginmanager"),
+    *("notebook:export", "notebook:update-raw-mimetype", "settingeditor"),
+    *("terminal", "tooltip", "vega5", "video"),
 )
 
 _SETTINGS = {
