@@ -89,29 +89,34 @@ class CellMonitor:
     def left_running(
         self, failures: Mapping[int, RankError]
     ) -> Mapping[str, str] | None:
-        """Return where the ranks are that an abort has left in the cell: they compute.
+        """Return where ranks are still that others have left by an abort or an error.
 
-        As the data of an output; ``None`` where the cell waits for something else.
+        They compute, or wait in a call of which no status tells. As the data of an
+        output; ``None`` where the cell waits for something else.
         """
         aborted = [rank for rank, error in failures.items() if error.is_abort_echo]
         running, took = self._execution.ranks_running, self._execution.durations
-        if not aborted or not running or not took:
+        if not failures or not running or not took:
             return None
         # Else more of them are about to end.
         if time.time() < self._execution.began + max(took.values()) + GRACE:
             return None
         left = self._cluster.glance(running).ranks
-        if any(activity(one) is not None or not one.alive for one in left):
+        if any(
+            activity(one) is not None or one.joining_for is not None or not one.alive
+            for one in left
+        ):
             return None
         told = group_by(left, lambda one: one.line and f"is still at {one.line}")
         where = "; ".join(
             tell_ranks([one.rank for one in those], place or "still runs the cell")
             for place, those in told.items()
         )
-        text = (
-            f"Aborted on {name_ranks(aborted)}; {where}, which an abort does not end "
-            "(an interrupt ends the cell)"
-        )
+        first, unended = _raised(failures[min(failures)]), ""
+        if aborted:
+            first = f"Aborted on {name_ranks(aborted)}"
+            unended = ", which an abort does not end"
+        text = f"{first}; {where}{unended} (an interrupt ends the cell)"
         return {"text/plain": text, "text/html": f"<p>{escape(text)}</p>"}
 
     def stop(self, reason: str) -> None:

@@ -353,7 +353,13 @@ def test_a_cell_says_which_rank_an_abort_has_left_in_it() -> None:
     for number, error in aborted.items():
         execution.finish(number, error)
     told.now = cluster(rank(2, group(), state="busy", line="cell 7 line 9"))
-    assert monitor.left_running({0: failed(0)}) is None
+    said = monitor.left_running({0: failed(0)})
+    assert said is not None
+    # A call that no status tells of, such as torch's init_process_group.
+    assert said["text/plain"] == (
+        "rank 0 raised ValueError at cell 7 line 3; rank 2 is still at cell 7 line 9 "
+        "(an interrupt ends the cell)"
+    )
     said = monitor.left_running(aborted)
     assert said is not None
     assert said["text/plain"] == (
