@@ -190,6 +190,11 @@ class ProcessGroup(Dispatcher):  # numpydoc ignore=PR01
         """Return the device type that ops without an array go to."""
         return next(iter(self.config.device_backend_map))
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether this rank has issued no op in this generation."""
+        return not self.status.op_id
+
     def summary(self) -> GroupStatus:
         """Return where this rank is in the group."""
         return summarize(self._spec, self._current, self._aborts)

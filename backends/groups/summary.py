@@ -244,6 +244,10 @@ class WatchedGroup(Protocol):
 
     #: Its name and global ranks: the same on every rank of the group.
     key: GroupKey
+    #: The number of its rebuilds.
+    generation: int
+    #: Whether this rank is known to have issued no op in this generation.
+    is_unused: bool = False
 
     def summary(self) -> GroupStatus:
         """Return its status on this rank; never block."""

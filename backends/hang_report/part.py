@@ -40,6 +40,8 @@ _LINE_OF_STACK = re.compile(r'File "([^"\n]+)"')
 #: Frames of a traceback, and characters of a text, that are kept.
 _FRAMES = 100
 _LONGEST = 1000
+#: An exception and those before it, each raised while the one before was handled.
+_MOST_HANDLED = 5
 #: Nanoseconds from the end of an op to the error that it raises, at most.
 _JUST = 2 * 10**9
 #: Nanoseconds from an abort to the report of it, at most.
@@ -222,11 +224,24 @@ def as_it_waited(
 
 
 def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | None:
-    """Return the exception as text and frames, the innermost first."""
+    """Return the exception with those that were handled when it was raised."""
     if error is None and not ended:
         error = current_exception()
-    if error is None:
-        return None
+    chain: list[BaseException] = []
+    while error is not None and error not in chain and len(chain) < _MOST_HANDLED:
+        chain.append(error)
+        hidden = error.__suppress_context__
+        error = error.__cause__ or (None if hidden else error.__context__)
+    told: dict[str, Any] | None = None
+    for one in reversed(chain):
+        found = _told(one)
+        if found is not None:
+            told = {**found, "context": told}
+    return told
+
+
+def _told(error: BaseException) -> dict[str, Any] | None:
+    """Return an exception as text and frames, the innermost first."""
     with contextlib.suppress(Exception):
         kind, text = type(error), message_of(error)
         name = kind.__qualname__

@@ -87,7 +87,8 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
     of each group.
 
     The keys are the arguments of :func:`flight_recorder`: ``rank``, ``groups`` (id →
-    ``name`` and global ``ranks``) and ``records`` (`Record.as_dict`, oldest first).
+    ``name``, global ``ranks`` and, where this rank has issued no op in it, its
+    ``generation`` as ``unused``) and ``records`` (`Record.as_dict`, oldest first).
     Any thread may call this function while the main thread is blocked. Raises
     `ValueError` if this process has no rank yet.
     """
@@ -96,14 +97,17 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
     if last is not None:
         records = newest(records, last, Record.course)
         watched = newest(watched, last, _course_of_watched)
-    groups = {
-        record.status.group_id: (record.group, record.status.ranks)
+    groups: dict[str, dict[str, Any]] = {
+        record.status.group_id: {
+            "name": record.group,
+            "ranks": list(record.status.ranks),
+        }
         for record in records
     }
-    groups.update({one.key.id: (one.group_desc, one.ranks) for one in world.groups()})
-    groups.update(
-        {one.key.id: (one.key.name, one.key.ranks) for one in world.watched_groups()}
-    )
+    for one in [*world.groups(), *world.watched_groups()]:
+        groups[one.key.id] = {"name": one.key.name, "ranks": list(one.key.ranks)}
+        if one.is_unused:
+            groups[one.key.id]["unused"] = one.generation
     ranks = [world.rank, *(source.rank for source in world.sources)]
     rank = next((one for one in ranks if one is not None), None)
     if rank is None and records:  # the groups have been destroyed
@@ -115,10 +119,7 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
         )
     return {
         "rank": rank,
-        "groups": {
-            group_id: {"name": name, "ranks": list(ranks)}
-            for group_id, (name, ranks) in groups.items()
-        },
+        "groups": groups,
         "records": [*(record.as_dict() for record in records), *watched],
     }
 

@@ -120,7 +120,8 @@ def flight_recorder(
 
     `groups` maps the ids of groups to their names and global ranks, as `local_dump`
     returns them; `records` are `Record.as_dict`, oldest first. Times
-    remain ``time.time_ns``.
+    remain ``time.time_ns``. A group without an op is named, too: who does not come to
+    an op of it is known only then.
     """
     records = _without_equal_numbers(filter(_has_form, records))
     recent = {id(record) for record in records[-_RECENT:]}
@@ -129,7 +130,12 @@ def flight_recorder(
     status: dict[str, dict[str, int]] = {}
     entries = []
     for run in _runs(records):
-        name, description = _process_group(run[0])
+        record = run[0]
+        name, description = _process_group(
+            record["group_id"], record["group"], record["generation"]
+        )
+        if record["is_p2p"]:
+            name += " p2p"
         ranks = list(groups[run[0]["group_id"]]["ranks"])
         if name not in config:
             config[name] = {"name": name, "desc": description, "ranks": str(ranks)}
@@ -150,6 +156,13 @@ def flight_recorder(
                 **_agreements(run[0], ranks, id(run[0]) in recent),
             }
         )
+    for group_id, group in groups.items():
+        if "unused" in group:
+            name, description = _process_group(
+                group_id, group["name"], group["unused"]
+            )
+            ranks = str(list(group["ranks"]))
+            config[name] = {"name": name, "desc": description, "ranks": ranks}
     return {
         "version": VERSION,
         "pg_config": config,
@@ -204,19 +217,15 @@ def _runs(records: Iterable[Record]) -> list[list[Record]]:
     return found
 
 
-def _process_group(record: Record) -> tuple[str, str]:
+def _process_group(group_id: str, group: str, generation: int) -> tuple[str, str]:
     """Return name and description; one group has one description.
 
     The name is the id: several groups of a rank may share their description.
     """
-    if record["group"] == DEFAULT:
-        # PyTorch's name of the default group, which some of its tools search for.
-        name, description = DEFAULT, "default_pg"
-    else:
-        name, description = record["group_id"], record["group"]
-    if record["generation"]:
-        name += f" (generation {record['generation']})"
-    return (f"{name} p2p" if record["is_p2p"] else name), description
+    # PyTorch's name of the default group, which some of its tools search for.
+    named = (DEFAULT, "default_pg") if group == DEFAULT else (group_id, group)
+    name, description = named
+    return name + (f" (generation {generation})" if generation else ""), description
 
 
 def _path(record: Record, rank: int, ranks: list[int]) -> str:

@@ -109,7 +109,9 @@ class FactsReader:
             if lost := STORE_LOST.search(str(exception)):
                 self.store_lost[rank] = int(lost[1] or lost[2])
                 ended_by = ended_by or (self.store_lost[rank],)
-            found = evidence_of(rank, [raised], file.path)
+            # An op fails in an `except` or `finally`: that exception comes first.
+            handled = list(_handled(exception))
+            found = evidence_of(rank, [*handled, raised], file.path)
         left_at, has_left = _text(facts, "left_at"), facts.get("has_left") is True
         if raised is not None and _INTERRUPT.match(raised.text) and ended:
             has_left, left_at = True, f"{found.location} (KeyboardInterrupt)"[:300]
@@ -381,6 +383,16 @@ def _raised(given: Any) -> Raised | None:
     text = given["text"].partition("\n")[0]
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     return Raised(text, tuple(frames))
+
+
+def _handled(given: Any) -> Iterable[Raised]:
+    """Return the exceptions that were handled when one was raised, the first first."""
+    found: list[Raised] = []
+    while isinstance(given, Mapping) and len(found) < MOST:
+        given = given.get("context")
+        if (raised := _raised(given)) is not None:
+            found.append(raised)
+    return reversed(found)
 
 
 def _items(given: Any) -> Iterable[Any]:

@@ -72,6 +72,11 @@ class TorchGroup(WatchedGroup):
         return self.made.generation
 
     @property
+    def is_unused(self) -> bool:
+        """Whether neither torch nor the watch knows an op of this generation."""
+        return self.progress.enqueued is None and not self._issued()
+
+    @property
     def aborted(self) -> AbortReason | None:
         """Why it was aborted; ``None`` while it is usable."""
         return self.made.aborted

@@ -73,6 +73,21 @@ def test_an_exception_is_read_again(tmp_path: Path) -> None:
     assert not (tmp_path / "stacks_rank_3.txt").exists()
 
 
+def test_of_an_op_that_fails_in_a_finally_the_exception_before_it_is_told(
+    tmp_path: Path,
+) -> None:
+    error = RuntimeError("Timed out waiting 25000ms for recv operation to complete")
+    try:
+        try:
+            raise ValueError("bad sample 17")
+        finally:
+            raise error
+    except RuntimeError:
+        write_part(tmp_path, 2, Place(), error=error, failed=True, dump=no_group)
+    one = examine([tmp_path]).evidence.ranks[2]
+    assert one.exception == "ValueError: bad sample 17"
+
+
 def test_of_an_error_of_a_data_loader_that_of_its_worker_is_told(
     tmp_path: Path,
 ) -> None:

@@ -450,6 +450,16 @@ def test_the_ring_can_be_dumped_after_the_end_of_the_groups(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("group")
+def test_a_group_without_an_op_is_named_too() -> None:
+    """Who does not come to its first op is known from that."""
+    assert list(flight_recorder(**local_dump())["pg_config"]) == ["default"]
+    dist.barrier(async_op=True)
+    found = flight_recorder(**local_dump())
+    assert list(found["pg_config"]) == ["default"]
+    assert len(found["entries"]) == 1
+
+
+@pytest.mark.usefixtures("group")
 def test_sends_and_receives_can_be_left_out(tmp_path: Path) -> None:
     dist.barrier(async_op=True)
     dist.isend(np.ones(3), 1)

@@ -95,6 +95,27 @@ def test_a_group_that_a_rank_names_otherwise_is_not_unused(tmp_path: Path) -> No
     assert [one for one in examine([tmp_path]).verdicts if one.culprits] == []
 
 
+def test_ranks_wait_for_each_other_in_two_groups_of_the_same_ranks(
+    tmp_path: Path,
+) -> None:
+    """Each names the group, too, in which it has issued nothing."""
+    groups = {"default_pg": range(3), "a": range(2), "b": range(2)}
+    found = [Rank(rank, groups) for rank in range(3)]
+    found[0].issue(group="a", done=False)
+    found[1].issue(group="b", done=False)
+    found[2].issue("barrier", done=False)
+    for one in found:
+        content = as_ours(one)
+        for name, members in groups.items():
+            if one.rank in members:
+                ranks = str(list(members))
+                config = {"name": name, "desc": name, "ranks": ranks}
+                content["pg_config"].setdefault(name, config)
+        path = tmp_path / f"flight_recorder_rank_{one.rank}"
+        path.write_bytes(pickle.dumps(content, 2))
+    assert_blames(examine([tmp_path]), 0, 1, fault=Fault.DEADLOCK)
+
+
 def test_a_fresh_process_was_never_in_the_groups_before_it(tmp_path: Path) -> None:
     """Rank 3 has died, and was started again; the groups were made anew."""
     groups = {**GROUPS, "again": range(4)}
