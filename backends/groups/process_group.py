@@ -190,10 +190,9 @@ class ProcessGroup(Dispatcher):  # numpydoc ignore=PR01
         """Return the device type that ops without an array go to."""
         return next(iter(self.config.device_backend_map))
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether this rank has issued no op in this generation."""
-        return not self.status.op_id
+    def unused_generation(self) -> int | None:
+        """Return the generation if this rank has issued no op in it."""
+        return None if self.status.op_id else self.generation
 
     def summary(self) -> GroupStatus:
         """Return where this rank is in the group."""

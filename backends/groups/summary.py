@@ -244,13 +244,13 @@ class WatchedGroup(Protocol):
 
     #: Its name and global ranks: the same on every rank of the group.
     key: GroupKey
-    #: The number of its rebuilds.
-    generation: int
-    #: Whether this rank is known to have issued no op in this generation.
-    is_unused: bool = False
 
     def summary(self) -> GroupStatus:
         """Return its status on this rank; never block."""
+
+    def unused_generation(self) -> int | None:
+        """Return the generation if this rank is known to have issued no op in it."""
+        return None
 
     def abort(self, reason: AbortReason) -> None:
         """Fail the ops in flight, here and on the other ranks; return at once.

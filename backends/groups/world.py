@@ -267,7 +267,8 @@ class World(Job):
         """Return the groups of this rank that other libraries made."""
         return [one for source in self.sources for one in source.groups()]
 
-    def _all_groups(self) -> list[ProcessGroup | WatchedGroup]:
+    def all_groups(self) -> list[ProcessGroup | WatchedGroup]:
+        """Return our own groups and those of other libraries."""
         return [*self.groups(), *self.watched_groups()]
 
     def summary(self) -> tuple[GroupStatus, ...]:
@@ -275,7 +276,7 @@ class World(Job):
 
         The groups of other libraries follow our own.
         """
-        return tuple(one.summary() for one in self._all_groups())
+        return tuple(one.summary() for one in self.all_groups())
 
     def advice(self) -> tuple[str, ...]:
         """Return what a person should change so that all is shown, in sentences."""
@@ -314,7 +315,7 @@ class World(Job):
 
         Raises `ValueError` for a name that several groups have; then none is aborted.
         """
-        chosen = known = self._all_groups()
+        chosen = known = self.all_groups()
         if groups is not None:
             chosen = [one for name in groups if (one := self._search(name, known))]
         if dead:
@@ -383,7 +384,7 @@ class World(Job):
             if store is not None:
                 self.store = store
                 self._ended.clear()
-            known = self._all_groups()
+            known = self.all_groups()
             chosen = known if group is None else [self._find(group, known)]
             for one in chosen:
                 one.rebuild(generation, store or self.store)

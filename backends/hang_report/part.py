@@ -11,6 +11,7 @@ import re
 import resource
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from ..groups.world import world
 from ..observe.export import local_dump, save_flight_recorder
 from ..observe.torch_format import flight_recorder
 from ..work.flight_recorder import recorder
-from ..work.user_code import is_installed
+from ..work.user_code import calls_of_loop, frame_of_thread, is_installed
 from .place import Place
 from .settings import facts_of
 from .waiting import rendezvous
@@ -141,11 +142,24 @@ def _write_stacks(path: Path) -> None:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read()
-        named = _LINE_OF_STACK.sub(lambda it: f'File "{_name_of(it[1])}"', text)
+        told = _with_awaits(text)
+        named = _LINE_OF_STACK.sub(lambda it: f'File "{_name_of(it[1])}"', told)
         if named != text:
             file.seek(0)
             file.truncate()
             file.write(named)
+
+
+def _with_awaits(text: str) -> str:
+    """Return the stacks with the calls of the task that the main thread waits for."""
+    main = threading.main_thread().ident or 0
+    calls = "".join(
+        f'  File "{one.f_code.co_filename}", line {one.f_lineno} '
+        f"in {one.f_code.co_name}\n"
+        for one in reversed(calls_of_loop(frame_of_thread(main)))
+    )
+    head = re.compile(rf"^.*[Tt]hread 0x0*{main:x}\b.*\n", re.MULTILINE)
+    return head.sub(lambda it: it[0] + calls, text, count=1)
 
 
 def _name_of(file: str) -> str:

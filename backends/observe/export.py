@@ -104,10 +104,10 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
         }
         for record in records
     }
-    for one in [*world.groups(), *world.watched_groups()]:
+    for one in world.all_groups():
         groups[one.key.id] = {"name": one.key.name, "ranks": list(one.key.ranks)}
-        if one.is_unused:
-            groups[one.key.id]["unused"] = one.generation
+        if (generation := one.unused_generation()) is not None:
+            groups[one.key.id]["unused"] = generation
     ranks = [world.rank, *(source.rank for source in world.sources)]
     rank = next((one for one in ranks if one is not None), None)
     if rank is None and records:  # the groups have been destroyed

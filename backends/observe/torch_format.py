@@ -158,11 +158,9 @@ def flight_recorder(
         )
     for group_id, group in groups.items():
         if "unused" in group:
-            name, description = _process_group(
-                group_id, group["name"], group["unused"]
-            )
-            ranks = str(list(group["ranks"]))
-            config[name] = {"name": name, "desc": description, "ranks": ranks}
+            name, description = _process_group(group_id, group["name"], group["unused"])
+            members = str(list(group["ranks"]))
+            config[name] = {"name": name, "desc": description, "ranks": members}
     return {
         "version": VERSION,
         "pg_config": config,

@@ -72,11 +72,6 @@ class TorchGroup(WatchedGroup):
         return self.made.generation
 
     @property
-    def is_unused(self) -> bool:
-        """Whether neither torch nor the watch knows an op of this generation."""
-        return self.progress.enqueued is None and not self._issued()
-
-    @property
     def aborted(self) -> AbortReason | None:
         """Why it was aborted; ``None`` while it is usable."""
         return self.made.aborted
@@ -123,6 +118,11 @@ class TorchGroup(WatchedGroup):
             source="" if oldest is None else oldest.brief()["source"],
         )
         recorder.changed()
+
+    def unused_generation(self) -> int | None:
+        # Of one that was made before the watch began, earlier sends are not known.
+        used = not self.born_ns or self.progress.enqueued is not None or self._issued()
+        return None if used else self.generation
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:
         return set(ranks).isdisjoint(self.key.ranks)

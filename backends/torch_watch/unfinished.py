@@ -257,14 +257,13 @@ class PendingGroup(WatchedGroup):
         self._exported = exported
         self.key = GroupKey(exported["name"], tuple(exported["ranks"]))
         self.name = self.key.name
-        self.generation = exported["generation"]
 
     def summary(self) -> GroupStatus:
         return GroupStatus(
             name=self.name,
             members=write_members(self.key.ranks),
             backend=self._exported["backend"],
-            generation=self.generation,
+            generation=self._exported["generation"],
             state="aborted",
             reason=_REASON,
             timeout=self._exported["timeout"],

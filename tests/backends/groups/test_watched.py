@@ -48,6 +48,9 @@ class Group:
         self.requests.append(("abort", reason.text, reason.by, tuple(reason.culprits)))
         self.remedy = reason.remedy
 
+    def unused_generation(self) -> int | None:
+        return None
+
     def goes_on_without(self, ranks: Collection[int]) -> bool:
         return set(ranks).isdisjoint(self.ranks)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from rankscope.backends.hang_report.part import _name_of, as_it_waited, write_pa
 from rankscope.backends.hang_report.place import Place
 from rankscope.backends.post_mortem.report import examine
 from rankscope.backends.post_mortem.user_frames import Frame, position
+from rankscope.backends.work.user_code import calls_of_loop, frame_of_thread
 
 
 def record(number: int, state: str, **more: Any) -> dict[str, Any]:
@@ -86,6 +90,37 @@ def test_of_an_op_that_fails_in_a_finally_the_exception_before_it_is_told(
         write_part(tmp_path, 2, Place(), error=error, failed=True, dump=no_group)
     one = examine([tmp_path]).evidence.ranks[2]
     assert one.exception == "ValueError: bad sample 17"
+
+
+def test_a_rank_whose_tasks_await_something_is_at_the_await(tmp_path: Path) -> None:
+    main_thread = threading.get_ident()
+
+    async def fetch(written: asyncio.Future[None]) -> None:
+        await written
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        written = loop.create_future()
+
+        def write() -> None:
+            deadline = time.monotonic() + 10
+            while not calls_of_loop(frame_of_thread(main_thread)):
+                assert time.monotonic() < deadline
+            write_part(tmp_path, 0, Place(), dump=no_group)
+            loop.call_soon_threadsafe(written.set_result, None)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        await fetch(written)
+        writer.join()
+
+    asyncio.run(main())
+    stacks = (tmp_path / "stacks_rank_0.txt").read_text()
+    place = fetch.__code__.co_firstlineno + 1
+    assert f'test_part.py", line {place} in fetch\n' in stacks
+    one = examine([tmp_path]).evidence.ranks[0]
+    assert one.location is not None
+    assert one.location.line == place
 
 
 def test_of_an_error_of_a_data_loader_that_of_its_worker_is_told(

@@ -99,7 +99,11 @@ def test_ranks_wait_for_each_other_in_two_groups_of_the_same_ranks(
     tmp_path: Path,
 ) -> None:
     """Each names the group, too, in which it has issued nothing."""
-    groups = {"default_pg": range(3), "a": range(2), "b": range(2)}
+    groups: dict[str, Sequence[int]] = {
+        "default_pg": range(3),
+        "a": range(2),
+        "b": range(2),
+    }
     found = [Rank(rank, groups) for rank in range(3)]
     found[0].issue(group="a", done=False)
     found[1].issue(group="b", done=False)
