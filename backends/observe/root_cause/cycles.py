@@ -146,13 +146,14 @@ def stuck_in_turn(picture: Picture, aside: Collection[int] = ()) -> list[Cause]:
     causes: list[Cause] = []
     full: dict[tuple[object, ...], list[Wait]] = defaultdict(list)
     final = final_components(edges)
+    held = _held(current)
     for members in components(edges) if aside else final:
         if len(members) > 1:
             inside = [wait for rank in members for wait in current.get(rank, ())]
             causes += cycle_of(members, edges, inside, picture)
         elif members in final:
             waits = current.get(members[0], [])
-            if waits and all(_is_held_in(wait, current) for wait in waits):
+            if waits and members[0] in held:
                 full[_meeting(waits[0])].append(waits[0])
     if causes or any(one.overrun for one in picture.evidence.ranks.values()):
         # An op that hangs may be one that is left out.
@@ -202,6 +203,29 @@ def _current(picture: Picture) -> dict[int, list[Wait]]:
         # What has come to its other side holds a batch no more.
         current[rank] = [one for one in together if not one.ahead] or together
     return current
+
+
+def _held(current: Mapping[int, Sequence[Wait]]) -> set[int]:
+    """Return the ranks of which all ops have all sides, as have those of these sides.
+
+    A batch waits for each of its messages: along a ring, all ranks wait for the one
+    whose message does not come.
+    """
+    held = {
+        rank
+        for rank, waits in current.items()
+        if all(_is_held_in(wait, current) for wait in waits)
+    }
+    with_rank: dict[int, set[int]] = defaultdict(set)
+    for rank in held:
+        for other in {one for wait in current[rank] for one in _others(wait)}:
+            with_rank[other].add(rank)
+    left = [rank for rank in current if rank not in held]
+    while left:
+        found = with_rank[left.pop()] & held
+        held -= found
+        left += found
+    return held
 
 
 def _is_held_in(wait: Wait, current: Mapping[int, Sequence[Wait]]) -> bool:

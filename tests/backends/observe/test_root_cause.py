@@ -949,6 +949,17 @@ def test_a_ring_of_batches_in_which_one_has_not_started() -> None:
     assert (found.fault, found.culprits) == (Fault.EXECUTION_HANG, (0,))
 
 
+def test_all_of_a_ring_of_batches_wait_for_the_one_that_left_no_records() -> None:
+    """Both sides are in each message between the others, and none of them hangs."""
+    ring = Group("ring", tuple(range(6)))
+    ranks = [Rank(rank, (ring,)) for rank in range(1, 6)]
+    for one in ranks:
+        one.issue("send", ring, peer=(one.rank + 1) % 6, batch=0)
+        one.issue("recv", ring, peer=(one.rank - 1) % 6, batch=0)
+    found = only(look(ranks, RankEvidence(0)))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0,))
+
+
 def test_who_has_come_further_shows_that_a_rank_was_read_earlier() -> None:
     ranks = four()
     for one in ranks:
