@@ -220,10 +220,10 @@ def _process_group(group_id: str, group: str, generation: int) -> tuple[str, str
 
     The name is the id: several groups of a rank may share their description.
     """
-    # PyTorch's name of the default group, which some of its tools search for.
-    named = (DEFAULT, "default_pg") if group == DEFAULT else (group_id, group)
-    name, description = named
-    return name + (f" (generation {generation})" if generation else ""), description
+    if group == DEFAULT:
+        # PyTorch's name of the default group, which some of its tools search for.
+        group_id, group = DEFAULT, "default_pg"
+    return group_id + (f" (generation {generation})" if generation else ""), group
 
 
 def _path(record: Record, rank: int, ranks: list[int]) -> str:
