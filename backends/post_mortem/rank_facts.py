@@ -109,8 +109,9 @@ class FactsReader:
             if lost := STORE_LOST.search(str(exception)):
                 self.store_lost[rank] = int(lost[1] or lost[2])
                 ended_by = ended_by or (self.store_lost[rank],)
-            # An op fails in an `except` or `finally`: that exception comes first.
-            handled = list(_handled(exception))
+            # An op fails in an `except` or `finally`: that exception comes first. It
+            # has not ended a rank that ends with the error of an op.
+            handled = [] if ended else list(_handled(exception))
             found = evidence_of(rank, [*handled, raised], file.path)
         left_at, has_left = _text(facts, "left_at"), facts.get("has_left") is True
         if raised is not None and _INTERRUPT.match(raised.text) and ended:

@@ -90,6 +90,9 @@ def test_of_an_op_that_fails_in_a_finally_the_exception_before_it_is_told(
         write_part(tmp_path, 2, Place(), error=error, failed=True, dump=no_group)
     one = examine([tmp_path]).evidence.ranks[2]
     assert one.exception == "ValueError: bad sample 17"
+    write_part(tmp_path, 2, Place(), error=error, ended=True, dump=no_group)
+    one = examine([tmp_path]).evidence.ranks[2]
+    assert one.exception is one.death is None
 
 
 def test_a_rank_whose_tasks_await_something_is_at_the_await(tmp_path: Path) -> None:
