@@ -264,11 +264,12 @@ def _absence(cause: Cause, picture: Picture, names: Names) -> str:
     who = some(cause.culprits)
     waiting = they_wait(_first_waits(cause), cause.culprits)
     if cause.unrecorded:
-        text = f"{who} left no records; {waiting} in {names.wait(wait)}"
-        if len(cause.culprits) > 1:
-            text += "; at least one of them has not entered it"
         where = whereabouts(cause.culprits, picture, names, wait)
-        return f"{text}: {where}" if where else text
+        text = f"{who} left no records{where and f': {where}'}"
+        text += f"; {waiting} in {names.wait(wait)}"
+        if len(cause.culprits) > 1:
+            text += f", which at least one of {who} has not entered"
+        return text
     if cause.fault in (Fault.RANK_DEAD, Fault.RANK_NOT_RESPONDING):
         tell_how = deaths if cause.fault is Fault.RANK_DEAD else silences
         how = tell_how(cause.culprits, picture.evidence)
