@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ def slow(*arguments, **options):
 shell.showtraceback = slow
 """
 UNTIL_FILE = "import os, time\nwhile not os.path.exists({!r}):\n    time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def go_on(tmp_path: Path) -> Iterator[Path]:
+    """A file that ranks wait for; at the end of the test none waits any more."""
+    file = tmp_path / "go on"
+    yield file
+    file.touch()
 
 
 def run(cluster: Cluster, code: str, **options: Any) -> Execution:
@@ -95,10 +104,7 @@ class TestNamespaceAndEnvironment:
 
 
 class TestOutput:
-    def test_it_comes_while_the_cell_runs(
-        self, cluster: Cluster, tmp_path: Path
-    ) -> None:
-        go_on = tmp_path / "go on"
+    def test_it_comes_while_the_cell_runs(self, cluster: Cluster, go_on: Path) -> None:
         code = "print('before', rank)\n" + UNTIL_FILE.format(str(go_on))
         cell = cluster.execute(code + "print('after', rank)")
         heard = dict.fromkeys(range(4), "")
@@ -119,9 +125,8 @@ class TestOutput:
         assert sorted(cell.durations) == [0, 1, 2, 3]
 
     def test_an_output_callback_that_fails_hurts_nobody(
-        self, cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, cluster: Cluster, go_on: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        go_on = tmp_path / "go on"
         cell = cluster.execute(UNTIL_FILE.format(str(go_on)) + "print('x')\nrank")
 
         def fail(rank: int, output: dict[str, Any]) -> None:
@@ -209,9 +214,8 @@ class TestErrors:
         assert (cell.errors[0].cell, cell.errors[0].line) == (9, 1)
 
     def test_a_failed_cell_does_not_cancel_those_queued_behind(
-        self, cluster: Cluster, tmp_path: Path
+        self, cluster: Cluster, go_on: Path
     ) -> None:
-        go_on = tmp_path / "go on"
         first = cluster.execute(UNTIL_FILE.format(str(go_on)) + "1/0")
         second = cluster.execute("rank")
         go_on.touch()
@@ -220,8 +224,7 @@ class TestErrors:
         assert sorted(first.errors) == [0, 1, 2, 3]
         assert texts(second, 3) == ["3"]
 
-    def test_waiting_has_a_deadline(self, cluster: Cluster, tmp_path: Path) -> None:
-        go_on = tmp_path / "go on"
+    def test_waiting_has_a_deadline(self, cluster: Cluster, go_on: Path) -> None:
         cell = cluster.execute(UNTIL_FILE.format(str(go_on)), ranks=[1, 2])
         with pytest.raises(TimeoutError, match=r"still runs on ranks 1–2$"):
             cell.result(0.1)
@@ -229,12 +232,12 @@ class TestErrors:
         cell.result(WAIT)
 
     def test_a_deadline_that_passes_tells_who_has_failed(
-        self, cluster: Cluster, tmp_path: Path
+        self, cluster: Cluster, go_on: Path
     ) -> None:
-        go_on = tmp_path / "go on"
         waiting = UNTIL_FILE.format(str(go_on)).replace("\n", "\n    ")
         cell = cluster.execute(f"if rank:\n    {waiting}\nelse: 1/0", ranks=[0, 1])
-        until(lambda: bool(cell.errors))
+        # An error comes before the end of its cell.
+        until(lambda: cell.errors and cell.ranks_running == [1])
         with pytest.raises(TimeoutError, match=r"on rank 1; rank 0.* ZeroDivisionErr"):
             cell.result(0.1)
         go_on.touch()
@@ -257,8 +260,7 @@ class TestVariables:
         ):
             cluster.pull("only_here")
 
-    def test_a_busy_rank_and_a_deadline(self, cluster: Cluster, tmp_path: Path) -> None:
-        go_on = tmp_path / "go on"
+    def test_a_busy_rank_and_a_deadline(self, cluster: Cluster, go_on: Path) -> None:
         cell = cluster.execute(UNTIL_FILE.format(str(go_on)), ranks=1)
         with pytest.raises(TimeoutError, match="when the cell that runs there is done"):
             cluster.push({"c": 1}, 1, timeout=0.1)
@@ -268,8 +270,7 @@ class TestVariables:
 
 class TestWhileMainsAreBlocked:
     @pytest.fixture
-    def blocked(self, cluster: Cluster, tmp_path: Path) -> Any:
-        go_on = tmp_path / "go on"
+    def blocked(self, cluster: Cluster, go_on: Path) -> Any:
         cell = cluster.execute("x = rank\n" + UNTIL_FILE.format(str(go_on)), cell=33)
         until(lambda: _cells(cluster) == [33] * 4, WAIT, "all ranks to run cell 33")
         # IPython tells the front end of a cell that begins before it runs a line.
@@ -382,8 +383,7 @@ class TestInterrupt:
         assert sorted(cell.errors) == [0, 1, 2, 3]
         assert texts(run(cluster, "rank + 1"), 1) == ["2"]
 
-    def test_some_ranks_only(self, cluster: Cluster, tmp_path: Path) -> None:
-        go_on = tmp_path / "go on"
+    def test_some_ranks_only(self, cluster: Cluster, go_on: Path) -> None:
         before = run(cluster, "1")
         cell = cluster.execute(UNTIL_FILE.format(str(go_on)), cell=42)
         until_at(cluster, [1, 3], 42, 3)
