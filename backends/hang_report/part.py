@@ -246,12 +246,8 @@ def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | Non
         chain.append(error)
         hidden = error.__suppress_context__
         error = error.__cause__ or (None if hidden else error.__context__)
-    told: dict[str, Any] | None = None
-    for one in reversed(chain):
-        found = _told(one)
-        if found is not None:
-            told = {**found, "context": told}
-    return told
+    told = [found for one in chain if (found := _told(one)) is not None]
+    return {**told[0], "handled": told[1:]} if told else None
 
 
 def _told(error: BaseException) -> dict[str, Any] | None:

@@ -130,37 +130,36 @@ def flight_recorder(
     status: dict[str, dict[str, int]] = {}
     entries = []
     for run in _runs(records):
-        record = run[0]
+        first = run[0]
         name, description = _process_group(
-            record["group_id"], record["group"], record["generation"]
+            first["group_id"], first["group"], first["generation"]
         )
-        if record["is_p2p"]:
+        if first["is_p2p"]:
             name += " p2p"
-        ranks = list(groups[run[0]["group_id"]]["ranks"])
+        ranks = list(groups[first["group_id"]]["ranks"])
         if name not in config:
-            config[name] = {"name": name, "desc": description, "ranks": str(ranks)}
+            config[name] = _configured(name, description, ranks)
         pg_id = list(config).index(name)
         _note(status.setdefault(str(pg_id), {}), run[-1])
-        inputs, outputs, op = _arrays(run, batches[_number(run[0])] > 1)
-        library = run[0]["backend"] if run[0]["backend"] in _LIBRARIES else "nccl"
+        inputs, outputs, op = _arrays(run, batches[_number(first)] > 1)
+        library = first["backend"] if first["backend"] in _LIBRARIES else "nccl"
         entries.append(
             {
                 "pg_id": pg_id,
                 "process_group": (name, description),
-                "profiling_name": f"{library}:{op}{_path(run[0], rank, ranks)}",
+                "profiling_name": f"{library}:{op}{_path(first, rank, ranks)}",
                 "input_sizes": [shape for shape, _ in inputs],
                 "input_dtypes": [dtype for _, dtype in inputs],
                 "output_sizes": [shape for shape, _ in outputs],
                 "output_dtypes": [dtype for _, dtype in outputs],
                 **_course(run),
-                **_agreements(run[0], ranks, id(run[0]) in recent),
+                **_agreements(first, ranks, id(first) in recent),
             }
         )
     for group_id, group in groups.items():
         if "unused" in group:
             name, description = _process_group(group_id, group["name"], group["unused"])
-            members = str(list(group["ranks"]))
-            config[name] = {"name": name, "desc": description, "ranks": members}
+            config[name] = _configured(name, description, group["ranks"])
     return {
         "version": VERSION,
         "pg_config": config,
@@ -224,6 +223,10 @@ def _process_group(group_id: str, group: str, generation: int) -> tuple[str, str
         # PyTorch's name of the default group, which some of its tools search for.
         group_id, group = DEFAULT, "default_pg"
     return group_id + (f" (generation {generation})" if generation else ""), group
+
+
+def _configured(name: str, description: str, ranks: Iterable[int]) -> dict[str, str]:
+    return {"name": name, "desc": description, "ranks": str(list(ranks))}
 
 
 def _path(record: Record, rank: int, ranks: list[int]) -> str:

@@ -111,7 +111,7 @@ class FactsReader:
                 ended_by = ended_by or (self.store_lost[rank],)
             # An op fails in an `except` or `finally`: that exception comes first. It
             # has not ended a rank that ends with the error of an op.
-            handled = [] if ended else list(_handled(exception))
+            handled = [] if ended else _handled(exception)
             found = evidence_of(rank, [*handled, raised], file.path)
         left_at, has_left = _text(facts, "left_at"), facts.get("has_left") is True
         if raised is not None and _INTERRUPT.match(raised.text) and ended:
@@ -386,14 +386,10 @@ def _raised(given: Any) -> Raised | None:
     return Raised(text, tuple(frames))
 
 
-def _handled(given: Any) -> Iterable[Raised]:
+def _handled(exception: Any) -> list[Raised]:
     """Return the exceptions that were handled when one was raised, the first first."""
-    found: list[Raised] = []
-    while isinstance(given, Mapping) and len(found) < MOST:
-        given = given.get("context")
-        if (raised := _raised(given)) is not None:
-            found.append(raised)
-    return reversed(found)
+    told = map(_raised, _items(exception.get("handled")))
+    return [one for one in told if one is not None][::-1]
 
 
 def _items(given: Any) -> Iterable[Any]:

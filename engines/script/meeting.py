@@ -23,7 +23,7 @@ from rankscope.backends.stores.tcp import TCPStore
 from rankscope.backends.torch_watch.watch import TorchWatch
 
 from ..wire.job_channel import JOB
-from ..wire.job_file import JobFile
+from ..wire.job_file import JobFile, is_out_of_reach
 from ..wire.job_keys import channel_key
 from .options import JobOptions
 
@@ -39,9 +39,6 @@ _LOOK = 0.1
 _ADDRESS_WAIT = 60.0
 #: Seconds that connecting to the channel may take, and an answer of it.
 TIMEOUT = 10.0
-
-#: Addresses at which only processes of the same host connect.
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -199,12 +196,11 @@ def _open(options: JobOptions, nonce: str, world_size: int) -> Channel:
 
 def _connect(told: str, rank: int, world_size: int) -> Channel | None:
     address = _Address(**json.loads(told))
-    node = socket.gethostname()
-    if address.host.startswith(_LOOPBACK) and address.node != node:
+    if is_out_of_reach(address.host, address.node):
         _log.warning(
             "rank %d on %s is not shown to notebooks: the job listens at %s on %s; "
             "give an address of that host (RANKSCOPE_HOST)",
-            *(rank, node, address.host, address.node),
+            *(rank, socket.gethostname(), address.host, address.node),
         )
         return None
     store = TCPStore(

@@ -11,7 +11,10 @@ from rankscope.backends.stores.process_end import stat_fields
 
 from .runtime_files import RuntimeFile, runtime_path
 
-__all__ = ["JobFile", "job_files"]
+__all__ = ["JobFile", "is_out_of_reach", "job_files"]
+
+#: Addresses at which only processes of the same host connect.
+_LOOPBACK = ("127.", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,6 @@ class JobFile(RuntimeFile):
         return runtime_path(f"{self.PREFIX}{self.node}-{self.port}.json")
 
     @property
-    def _is_elsewhere(self) -> bool:
-        """Whether it listens on another host, which shares the home, for that alone."""
-        loopback = self.host in ("127.0.0.1", "::1", "localhost")
-        return loopback and self.node != socket.gethostname()
-
-    @property
     def _stale(self) -> bool:
         if self.node != socket.gethostname():
             return False
@@ -53,6 +50,14 @@ class JobFile(RuntimeFile):
             return stat_fields(self.pid)[0] in (b"Z", b"X")
         except OSError:
             return True
+
+
+def is_out_of_reach(address: str, node: str) -> bool:
+    """Return whether what listens at `address` is for processes of another host alone.
+
+    `node` is the name of the host on which it listens.
+    """
+    return address.startswith(_LOOPBACK) and node != socket.gethostname()
 
 
 def job_files() -> list[JobFile]:
@@ -65,6 +70,6 @@ def job_files() -> list[JobFile]:
     for job in JobFile.load_all():
         if job._stale:
             job.remove()
-        elif not job._is_elsewhere:
+        elif not is_out_of_reach(job.host, job.node):
             found.append(job)
     return found
