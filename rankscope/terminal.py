@@ -98,11 +98,14 @@ class Running:
 
         `attends`: a person looks; see `Job.attach`.
         """
-        # Here: their import takes longer than the rest of a command.
-        from rankscope.engines import Cluster, Job
-
+        # Here: their import takes longer than the rest of a command, and a job needs
+        # no ipyparallel.
         if isinstance(self.file, JobFile):
+            from rankscope.engines import Job
+
             return Job.attach(self.file.address, self.file.key, attends=attends)
+        from rankscope.engines import Cluster
+
         return Cluster.attach(
             connection_file=str(self.file.connection_file),
             attach_timeout=ATTACH_WAIT,

@@ -144,6 +144,15 @@ def test_who_looks_on_from_a_terminal_starts_without_numpy(imported: str) -> Non
 
 
 @pytest.mark.processes
+def test_the_live_view_of_a_job_needs_no_ipyparallel() -> None:
+    script = (
+        "import sys, rankscope.widgets.top.live\nfrom rankscope.engines import Job\n"
+    )
+    script += "print('ipyparallel' in sys.modules)"
+    assert _run(sys.executable, "-c", script) == "False\n"
+
+
+@pytest.mark.processes
 def test_a_completion_shows_what_is_imported_later() -> None:
     script = (
         "import rankscope\n"

@@ -15,17 +15,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rankscope import __version__
 
 from ..errors import ClusterError
-from ..observe.rank_slots import RankSlot
 from ..wire.requests import Hello
 from ..wire.runtime_files import RuntimeFile, runtime_path
-from ..wire.torch_environment import TorchOptions
 from .files import files_of, remove
 from .processes import process_start_time
+
+if TYPE_CHECKING:
+    from ..observe.rank_slots import RankSlot
+    from ..wire.torch_environment import TorchOptions
 
 __all__ = [
     "Announcement",

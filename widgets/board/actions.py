@@ -11,12 +11,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.thread_start import start_thread
-from rankscope.engines import Cluster, ClusterError, Job
+from rankscope.engines import ClusterError
 from rankscope.engines.status import name_groups
 
 from ..profile_report import ProfileReport
@@ -24,6 +24,9 @@ from ..stack_text import stack_text
 from .group import Group
 from .model import BoardModel, Message
 from .timeline import timeline
+
+if TYPE_CHECKING:
+    from rankscope.engines import Cluster, Job
 
 __all__ = ["BoardActions"]
 

@@ -14,6 +14,7 @@ from textual.message import Message as TextualMessage
 from textual.widgets import Footer, Input, Static
 
 from rankscope.backends.printable import printable
+from rankscope.backends.thread_start import start_thread
 from rankscope.engines import ClusterError
 
 from ..board.arrange import View
@@ -151,11 +152,12 @@ class TopApp(App[str]):
 
     def on_mount(self) -> None:
         self.table.focus()
-        self.run_worker(self._begin, thread=True)
+        # After the first screen, which its imports would delay; and on a thread that
+        # nobody waits for who leaves meanwhile.
+        self.call_after_refresh(start_thread, "attach", self._begin)
         self.set_interval(self._interval, self._draw)
 
     def _begin(self) -> None:
-        # Here: the screen is there before they are imported.
         from rankscope.engines.observe.diagnosing import STATUS_INTERVAL
 
         from .live import Live
@@ -163,6 +165,9 @@ class TopApp(App[str]):
         self.table.least_shown = STATUS_INTERVAL + self._interval
         try:
             self._cluster = cluster = self._get()
+            if not self.is_running:
+                cluster.close()
+                return
             self._live = Live(cluster, self._take, self._answer, self._interval)
         except (ClusterError, TimeoutError, OSError, ValueError) as error:
             # Who has left meanwhile wants to know nothing of it.
@@ -171,10 +176,11 @@ class TopApp(App[str]):
 
     def close(self) -> None:
         """End what the app has started; to be called after `run`."""
-        if self._live is not None:
-            self._live.close()
+        # The cluster first: that ends what threads wait for, as ranks that are silent.
         if self._cluster is not None:
             self._cluster.close()
+        if self._live is not None:
+            self._live.close()
 
     # -- messages of the feed, on its threads -----------------------------------
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rankscope.engines import Cluster, Job, StallWatch
+from rankscope.engines import StallWatch
 from rankscope.engines.observe.diagnosing import STATUS_INTERVAL
 
 from ..board.actions import BoardActions
 from ..board.feed import BoardFeed
 from ..board.model import Message
+
+if TYPE_CHECKING:
+    from rankscope.engines import Cluster, Job
 
 __all__ = ["BY", "Live"]
 

@@ -553,11 +553,12 @@ class TestEnd:
         assert app.return_value == "nobody answers"
 
     def test_it_can_be_left_while_it_attaches(self) -> None:
-        asked, answers = threading.Event(), threading.Event()
+        asked, answers, ended = (threading.Event() for _ in range(3))
 
         def attach() -> NoReturn:
             asked.set()
             answers.wait(WAIT)
+            ended.set()
             raise ClusterError("nobody answers")
 
         app = TopApp("rankscope-aa11", attach)
@@ -570,11 +571,33 @@ class TestEnd:
                 await pilot.press("q")
                 while app.is_running:
                     await pilot.pause(0.02)
-                answers.set()
 
         asyncio.run(asyncio.wait_for(run(), WAIT))
         app.close()
+        assert not ended.is_set()
         assert app.return_value is None
+        answers.set()
+        assert ended.wait(WAIT)
+
+    def test_it_can_be_left_while_a_rank_is_silent(self) -> None:
+        asked, left, seen = threading.Event(), threading.Event(), list[bool]()
+
+        class Silent(Ranks):
+            def flight_records(self, *args: Any, **options: Any) -> NoReturn:
+                asked.set()
+                seen.append(left.wait(WAIT))
+                raise ClusterError("closed")
+
+            def close(self) -> None:
+                left.set()
+                super().close()
+
+        async def body(screen: Screen) -> None:
+            await screen.until(asked.is_set, "the look at who is late")
+            await screen.press("q")
+
+        on_screen(Silent(statuses.cluster(*simulated.hang(2, 1)[0].ranks)), body)
+        assert seen == [True]
 
 
 def _idle(size: int) -> ClusterStatus:
