@@ -9,7 +9,9 @@ last are left out, and ``rankscope_groups_left_out`` says how many.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -47,6 +49,9 @@ SERIES = 4096
 ANSWER = 0.8
 #: Records of a rank that a scrape asks for: what is judged is kept until the next.
 LAST = 40
+#: Seconds without a further collective after which a rank is behind others: the numbers
+#: of ranks in step differ, too, since their statuses come one by one.
+STANDSTILL = 1.0
 #: The longest label.
 LONGEST = 80
 
@@ -71,6 +76,8 @@ class Events:
         # a fresh process begins with 0.
         self._reported = Counter[tuple[int, GroupKey]]()
         self._summed = Counter[tuple[int, GroupKey]]()
+        # The same → its last collective, and since when it is that.
+        self._issued: dict[tuple[int, GroupKey], tuple[int | None, float]] = {}
 
     def note_status(self, rank: int, summary: Summary) -> None:
         for group in summary.groups:
@@ -82,7 +89,14 @@ class Events:
             place = rank, key
             self._summed[place] += since(self._reported[place], group.aborts)
             self._reported[place] = group.aborts
+            if self._issued.get(place, (None,))[0] != group.issued:
+                self._issued[place] = group.issued, time.monotonic()
             self.aborts[key] = max(self.aborts[key], self._summed[place])
+
+    def stands_still(self, rank: int, key: GroupKey) -> bool:
+        """Return whether the rank has issued no further collective for a while."""
+        _, seen = self._issued.get((rank, key), (None, -math.inf))
+        return time.monotonic() - seen >= STANDSTILL
 
     def note_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         """Take in the verdicts that hold now; each op that hangs counts once."""
@@ -117,7 +131,7 @@ class ClusterCollector(Collector):
             )
             left.add_metric([], len(status.group_keys) - len(labels))
             yield left
-            yield from _of_groups(status, self._lateness, labels)
+            yield from _of_groups(status, self._lateness, self._events, labels)
             yield from _of_events(self._events, labels)
 
     def describe(self) -> Iterable[Metric]:
@@ -201,7 +215,10 @@ def _of_ranks(status: ClusterStatus) -> Iterator[Metric]:
 
 
 def _of_groups(
-    status: ClusterStatus, lateness: Lateness, labels: dict[GroupKey, str]
+    status: ClusterStatus,
+    lateness: Lateness,
+    events: Events,
+    labels: dict[GroupKey, str],
 ) -> Iterator[Metric]:
     reported = [
         ([labels[group.key], str(one.rank)], group)
@@ -232,11 +249,16 @@ def _of_groups(
         ahead = group.generation, group.issued or 0
         front[group.key] = max(front.get(group.key, ahead), ahead)
     lags = (
-        (names, front[one.key][1] - one.issued)
+        (
+            names,
+            front[one.key][1] - one.issued
+            if events.stands_still(int(names[1]), one.key)
+            else 0,
+        )
         for names, one in reported
         if one.issued is not None and one.generation == front[one.key][0]
     )
-    about = "Collectives behind the rank that is ahead."
+    about = "Collectives behind the rank that is ahead, once it stands still."
     yield _family(GaugeMetricFamily, "lag", about, _PER_RANK, lags)
     ranks = [
         ([labels[found.key], str(rank)], one)
@@ -316,6 +338,7 @@ _RANK_ROWS: tuple[_Row[RankStatus], ...] = (
 )
 _OP_SECONDS = "From start to end of all ops; ops at a time add up."
 _BLOCKED = "For which threads waited for ops."
+_BUS = "Of the last op on the bus; that the rank waited for late ones is part of it."
 _GROUP_ROWS: dict[_Kind, tuple[_Row[GroupStatus], ...]] = {
     CounterMetricFamily: (
         ("collectives", "", "Collectives issued.", lambda one: one.issued),
@@ -326,7 +349,7 @@ _GROUP_ROWS: dict[_Kind, tuple[_Row[GroupStatus], ...]] = {
         ("in_flight", "", "Ops in flight.", lambda one: one.in_flight),
         ("in_flight", "seconds", "Age of the oldest op in flight.", _age),
         ("last_op", "seconds", "Duration of the last op.", _duration),
-        ("bus_bandwidth", "bytes_per_second", "Of the last op, on the bus.", _speed),
+        ("bus_bandwidth", "bytes_per_second", _BUS, _speed),
         ("aborted", "", "Whether the group is aborted.", _is_aborted),
     ),
 }

@@ -157,6 +157,19 @@ def test_a_rank_that_tells_of_an_earlier_generation_is_not_compared() -> None:
     assert lags == {"0": 1, "1": 0}
 
 
+def test_a_rank_that_has_gone_on_is_not_behind_by_the_age_of_its_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = [statuses.group(ranks=range(2), issued=issued) for issued in (40, 50)]
+    ranks = [statuses.rank(n, one) for n, one in enumerate(groups)]
+    cluster, events = Ranks(statuses.cluster(*ranks)), Events()
+    for n, one in enumerate(ranks):
+        events.note_status(n, one)
+    assert scrape(cluster, events)["rankscope_lag", ("default", "0")] == 0
+    monkeypatch.setattr(metrics, "STANDSTILL", 0.0)
+    assert scrape(cluster, events)["rankscope_lag", ("default", "0")] == 10
+
+
 def test_who_is_late_and_who_waits() -> None:
     run = Run(heavy=0.2).steps(41, lambda n, rank: 1 + 20 * (rank == 2))
     group = statuses.group(ranks=range(4))
