@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 from .launch_variables import ENV, OPEN_MPI, PMI, SLURM, ranks, sizes
 
-__all__ = ["fill_environment", "meets_by_number"]
+__all__ = ["fill_environment", "meeting_step"]
 
 #: Steps from here on are a job's batch script, its shell, and what Slurm itself runs.
 _NO_STEP = 0xFFFF_FFF0
@@ -37,10 +38,10 @@ def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
         rank, node = int(env[SLURM.rank]), int(env["SLURM_NODEID"])
         size, local = int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"])
         tasks = _tasks(env["SLURM_STEP_TASKS_PER_NODE"])
-        first = _first_node(env["SLURM_STEP_NODELIST"])
+        first = _first_node(_nodes(env))
         port = _port(env)
         here = tasks[node]
-    except (KeyError, ValueError, IndexError):
+    except (KeyError, ValueError, IndexError, OSError):
         # Another Slurm than is known: the error of the rendezvous says what to set.
         return
     env.update(
@@ -54,17 +55,32 @@ def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
     )
 
 
-def meets_by_number(env: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the ranks meet where none but those of their step are to come."""
+def meeting_step(env: Mapping[str, str] = os.environ) -> str:
+    """Return the step, as ``21.3``, where none but its ranks are to meet; else nothing.
+
+    The numbers of another step may lead to the same port.
+    """
     try:
-        return env.get("MASTER_PORT") == _port(env)
+        port = _port(env)
     except (KeyError, ValueError):
-        return False
+        return ""
+    meets = env.get("MASTER_PORT") == port
+    return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if meets else ""
 
 
 def _port(env: Mapping[str, str]) -> str:
     number = 31 * int(env["SLURM_JOB_ID"]) + int(env["SLURM_STEP_ID"])
     return str(_FIRST_PORT + number % _PORTS)
+
+
+def _nodes(env: Mapping[str, str]) -> str:
+    """Return the nodes of the step; that of rank 0 is the first one.
+
+    With ``-m arbitrary`` a file has them in the order of the tasks.
+    """
+    if env.get("SLURM_DISTRIBUTION") == "arbitrary":
+        return Path(env["SLURM_HOSTFILE"]).read_text(encoding="utf-8").split()[0]
+    return env["SLURM_STEP_NODELIST"]
 
 
 def _first_node(nodes: str) -> str:

@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from ..errors import DistError, DistStoreTimeoutError
 from ..rank_sets import name_ranks
-from ..slurm_step import meets_by_number
+from ..slurm_step import meeting_step
 from ..stores.base import OTHER_KEY, OTHER_KEY_HINT, RANK_0, Store, remaining
 from ..stores.prefix import PrefixStore, without_prefixes
 from ..thread_start import run_bounded
@@ -158,13 +158,13 @@ def _wait(here: Store, keys: Sequence[str], timeout: float) -> None:
     while True:
         left = remaining(deadline)
         try:
-            here.wait(keys, min(left, _LOOK) if meets_by_number() else left)
+            here.wait(keys, min(left, _LOOK) if meeting_step() else left)
             return
         except DistStoreTimeoutError:
             # Others that come late are awaited a while, and told why.
             if refused or not remaining(deadline):
                 raise
-            refused = meets_by_number() and _has_refused(here)
+            refused = bool(meeting_step()) and _has_refused(here)
 
 
 def _has_refused(store: Store) -> bool:

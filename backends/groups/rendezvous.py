@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ..errors import DistError, DistNetworkError
 from ..interface.registry import registrations_at_init
 from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
-from ..slurm_step import fill_environment
+from ..slurm_step import fill_environment, meeting_step
 from ..stores.base import Store
 from . import launched
 from .arrival import has_left
@@ -30,6 +30,8 @@ _RANK, _WORLD_SIZE, _MASTER = ranks(*_LAUNCHERS), sizes(*_LAUNCHERS), ENV.job
 _AGENT_LISTENS = "TORCHELASTIC_USE_AGENT_STORE"
 _APART = 1009
 
+#: The key of the step of Slurm whose ranks meet in a store.
+_STEP = "step"
 #: Seconds between two looks for the store of new groups, and for which that is no news.
 _LOOK, _SILENT = 0.05, 3.0
 
@@ -121,7 +123,7 @@ def _tcp_store(
     from ..stores.tcp import TCPStore  # ZeroMQ takes 15 ms to import
 
     began = time.monotonic()
-    told = False
+    told, step = False, meeting_step()
     while True:
         waited = time.monotonic() - began
         over = waited > timeout
@@ -136,10 +138,19 @@ def _tcp_store(
                 key=key,
                 reports_deaths=True,
             )
+            if step and rank == 0:
+                store.set(_STEP, step)
+            found = step and store.get(_STEP).decode()
             # It may be that of earlier groups, which rank 0 is about to end.
-            if over or rank == 0 or not has_left(store, *leaving):
+            if found == step and (over or rank == 0 or not has_left(store, *leaving)):
                 return store
             store.close()
+            if found != step and waited > _SILENT:
+                raise DistNetworkError(
+                    f"init_process_group on rank {rank}: at {host}:{port} are ranks "
+                    f"of Slurm's step {found}, and this one is of step {step}: start "
+                    "it again, as the next step has another port"
+                )
             if waited > _SILENT and not told:
                 told = True
                 _log.warning(

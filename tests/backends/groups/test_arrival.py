@@ -102,7 +102,7 @@ def test_a_process_with_another_key_is_told_and_ends_the_wait_of_a_step(
     in_step: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Elsewhere it may be anybody, and the wait goes on."""
-    monkeypatch.setattr(arrival, "meets_by_number", lambda: in_step)
+    monkeypatch.setattr(arrival, "meeting_step", lambda: "21.3" * in_step)
     monkeypatch.setattr(arrival, "_LOOK", 0.01)
     store = TCPStore("127.0.0.1", 0, is_master=True, key=b"one")
     try:

@@ -19,6 +19,7 @@ from rankscope.backends.errors import DistError, DistStoreTimeoutError
 from rankscope.backends.groups import rendezvous as rendezvous_module
 from rankscope.backends.groups.arrival import announce_end
 from rankscope.backends.groups.rendezvous import rendezvous
+from rankscope.backends.stores.base import Store
 
 KEY = b"the key of this test"
 
@@ -276,3 +277,21 @@ def test_a_port_at_which_torchrun_listens_itself(
     assert isinstance(store, dist.TCPStore)
     with closing(store):
         assert store.port == port
+
+
+def test_ranks_of_another_step_of_slurm_are_no_peers(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers of two jobs may lead to one port."""
+    monkeypatch.setattr(rendezvous_module, "_SILENT", 0.0)
+
+    def come(step: str, rank: int) -> Store:
+        monkeypatch.setattr(rendezvous_module, "meeting_step", lambda: step)
+        return rendezvous(f"tcp://127.0.0.1:{port}", rank, 2, 20, KEY)[0]
+
+    with (
+        closing(come("100.31", 0)),
+        closing(come("100.31", 1)),
+        pytest.raises(dist.DistNetworkError, match=r"ranks of Slurm's step 100\.31"),
+    ):
+        come("101.0", 1)

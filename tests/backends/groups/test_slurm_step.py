@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from rankscope.backends.slurm_step import fill_environment, meets_by_number
+from rankscope.backends.slurm_step import fill_environment, meeting_step
 
 #: Of the last of five tasks on two nodes, as Slurm 22.05 sets them.
 STEP = {
@@ -50,6 +52,18 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
     assert env["MASTER_ADDR"] == first
 
 
+def test_the_node_of_rank_0_is_the_first_of_the_hostfile(tmp_path: Path) -> None:
+    """Of ``-m arbitrary``; in the list of the step the nodes are sorted."""
+    (tmp_path / "hosts").write_text("node11\nnode07\nnode11\n")
+    env = {
+        **STEP,
+        "SLURM_DISTRIBUTION": "arbitrary",
+        "SLURM_HOSTFILE": str(tmp_path / "hosts"),
+    }
+    fill_environment(env)
+    assert env["MASTER_ADDR"] == "node11"
+
+
 def test_nodes_with_as_many_tasks_and_one_node() -> None:
     env = {**STEP, "SLURM_NODEID": "3", "SLURM_STEP_TASKS_PER_NODE": "2(x3),7"}
     fill_environment(env)
@@ -71,6 +85,7 @@ def test_nodes_with_as_many_tasks_and_one_node() -> None:
         {"OMPI_COMM_WORLD_RANK": "0"},
         {"SLURM_STEP_TASKS_PER_NODE": "two"},
         {"SLURM_STEP_NODELIST": ""},
+        {"SLURM_DISTRIBUTION": "arbitrary", "SLURM_HOSTFILE": "/not/there"},
     ],
 )
 def test_what_is_no_step_or_has_variables_is_left_alone(
@@ -84,8 +99,8 @@ def test_what_is_no_step_or_has_variables_is_left_alone(
 
 def test_a_port_that_is_of_the_step_alone() -> None:
     env = dict(STEP)
-    assert not meets_by_number(env)
+    assert not meeting_step(env)
     fill_environment(env)
-    assert meets_by_number(env)
-    assert not meets_by_number({**env, "MASTER_PORT": "29500"})
-    assert not meets_by_number({"MASTER_PORT": env["MASTER_PORT"]})
+    assert meeting_step(env) == "21.3"
+    assert not meeting_step({**env, "MASTER_PORT": "29500"})
+    assert not meeting_step({"MASTER_PORT": env["MASTER_PORT"]})
