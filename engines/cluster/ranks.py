@@ -136,7 +136,9 @@ class Ranks(ObservedRanks):
             if session != me
         }
         taken = [run for text in others for run in parse_runs(text, "cell")]
-        own = (one for one in self._numbers if not any(one in run for run in taken))
+        # A copy: a cell may begin meanwhile.
+        mine = self._numbers.copy()
+        own = (one for one in mine if not any(one in run for run in taken))
         return format_ranks(own)
 
     def values(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rankscope.backends import DistAbortedError
 from rankscope.engines import Execution, ExecutionError, RankError
+from rankscope.engines.cluster import ranks
 from rankscope.engines.errors import pack_details
 
 
@@ -149,3 +151,21 @@ def test_what_a_rank_has_named_reaches_no_terminal() -> None:
     assert error.plain_traceback == "E\n" + r"\x1b]0;title\x07\u202e"
     # The attributes are data.
     assert (error.ename, error.evalue) == (name, text)
+
+
+def test_a_cell_may_begin_while_those_before_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads that watch ask for the status while a person sends cells."""
+    sent = {1}
+
+    class Taken:
+        def __contains__(self, number: int) -> bool:
+            sent.add(2)
+            return False
+
+    monkeypatch.setattr(ranks, "parse_runs", lambda *_: [Taken()])
+    slot = SimpleNamespace(summary=SimpleNamespace(senders={"another": "7"}))
+    registry = SimpleNamespace(this_client={"session": "own"}, slots=[slot])
+    own: Any = SimpleNamespace(_registry=registry, _numbers=sent)
+    assert ranks.Ranks._sent_cells(own) == "1"
