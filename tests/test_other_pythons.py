@@ -37,22 +37,24 @@ def test_a_python_that_fails_fails_the_target(
     monkeypatch.setattr(other_pythons, "find", lambda version: f"/python{version}")
     monkeypatch.setattr(other_pythons, "_build", lambda: tmp_path / "a.whl")
     monkeypatch.setattr(other_pythons, "_copy", lambda names, target: None)
-    tried: list[str] = []
+    tried: dict[str, bool] = {}
 
-    def attempt(version: str, python: str, wheel: Path) -> bool:
-        tried.append(version)
+    def attempt(version: str, python: str, wheel: Path, is_oldest: bool) -> bool:
+        tried[version] = is_oldest
         return version != "3.13"
 
     monkeypatch.setattr(other_pythons, "_try", attempt)
-    assert other_pythons.main(["3.13", "3.11"]) == 1
-    assert {*tried} == {"3.13", "3.11"}
+    assert other_pythons.main(["3.13", "3.10", "3.11"]) == 1
+    assert tried == {"3.13": False, "3.11": False, "3.10": True}
     assert other_pythons.main(["3.11"]) == 0
+    assert tried["3.11"]
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("oldest", [True, False])
 @pytest.mark.parametrize("second", [True, False])
 def test_tests_that_fail_run_once_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, second: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, second: bool, oldest: bool
 ) -> None:
     run: list[str] = []
 
@@ -61,11 +63,14 @@ def test_tests_that_fail_run_once_more(
         if name == "retest":
             # It collects nothing else: a run that ended early left no record.
             assert set(other_pythons.TESTS) <= set(command)
+            ignored = {f"--ignore={file}" for file in other_pythons.OLDEST}
+            assert ignored & {*command} == (set() if oldest else ignored)
         return name != "tests" and (second or name != "retest")
 
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(other_pythons, "_step", step)
-    assert other_pythons._try("3.11", "/python3.11", tmp_path / "a.whl") == second
+    wheel = tmp_path / "a.whl"
+    assert other_pythons._try("3.11", "/python3.11", wheel, oldest) == second
     assert run == ["install", "doctor", "demo", "tests", "retest"]
 
 

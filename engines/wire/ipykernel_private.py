@@ -20,6 +20,7 @@ import zmq.eventloop.zmqstream
 
 __all__ = [
     "allow_top_level_await",
+    "is_affected",
     "keep_output_in_its_cell",
     "load_ipython_extension",
     "say_in_cell",
@@ -60,7 +61,7 @@ def send_replies_through_stream(kernel: Any) -> bool:
     was changed: other versions are not, nor is one that was changed before, or that
     lacks a name used here.
     """
-    if getattr(kernel, "shell_channel_thread", None) is None or not _is_affected():
+    if getattr(kernel, "shell_channel_thread", None) is None or not is_affected():
         return False
     try:
         thread = kernel.shell_channel_thread
@@ -93,7 +94,8 @@ def load_ipython_extension(shell: Any) -> None:
     send_replies_through_stream(shell.kernel)
 
 
-def _is_affected() -> bool:
+def is_affected() -> bool:
+    """Return whether replies of this ipykernel make it lose requests."""
     major, minor = importlib.metadata.version("ipykernel").split(".")[:2]
     return (int(major), int(minor)) < (7, 4)
 
