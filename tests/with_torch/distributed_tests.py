@@ -1,14 +1,16 @@
-"""One rank of PyTorch's own DistributedTest: ``python … BACKEND RESULTS [NAME …]``.
+"""The ranks of PyTorch's own DistributedTest, in runs that lines of stdin ask for.
 
-The tests of ``torch.testing._internal.distributed.distributed_test`` run one after the
-other in one process for each rank, which saves the import of torch for each. With
-``rankscope:TRANSPORT`` as BACKEND its groups stand in the place of gloo's, as the tests
-ask for gloo by name. RESULTS is a file for the outcomes on this rank; without a NAME,
-all run.
+Each line is a run in JSON: the backend, the folder for the outcomes of each rank, the
+environment, the names of tests. Without a name, all run of
+``torch.testing._internal.distributed.distributed_test``, one after the other in one
+process for each rank. The ranks are forked from this process: the import of that module
+takes longer than many a run. With ``rankscope:TRANSPORT`` as backend its groups stand
+in the place of gloo's, as the tests ask for gloo by name.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -20,30 +22,57 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+#: The module reads it, too, when it is imported.
+SIZE = int(os.environ["WORLD_SIZE"])
 #: Seconds that an op of a test may take: one that fails on a rank keeps the other.
 TIMEOUT = 6.0
 
 
 def main() -> None:
-    backend, results, *names = sys.argv[1:]
     # A package that torch's tests import, and of which these use no more.
     sys.modules["expecttest"] = package = types.ModuleType("expecttest")
     vars(package)["TestCase"] = unittest.TestCase
     os.environ["BACKEND"] = "gloo"
     os.environ["RANKSCOPE_REPORT"] = "0"
-    folder = Path(results).parent
-    os.environ["TEMP_DIR"] = str(folder)
-    for name in "barrier", "test_dir":
-        (folder / name).mkdir(exist_ok=True)
+    importlib.import_module("torch.testing._internal.distributed.distributed_test")
+    for line in sys.stdin:
+        for pid in [fork(rank, *json.loads(line)) for rank in range(SIZE)]:
+            os.waitpid(pid, 0)
+        print("over", flush=True)
+
+
+def fork(
+    rank: int, backend: str, folder: str, environment: dict[str, str], names: list[str]
+) -> int:
+    """Return the pid of a rank, whose output goes to the folder's log."""
+    if pid := os.fork():
+        return pid
+    try:
+        log = os.open(Path(folder) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(environment, RANK=str(rank), TEMP_DIR=folder)
+        be_rank(rank, backend, Path(folder), names)
+    except BaseException:  # noqa: BLE001 - no rank goes on with the lines of stdin
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def be_rank(rank: int, backend: str, folder: Path, names: list[str]) -> None:
     import torch.distributed as dist
     from torch.testing._internal.distributed import distributed_test
 
+    results = folder / f"outcomes-{rank}"
+    for name in "barrier", "test_dir":
+        (folder / name).mkdir(exist_ok=True)
     meeting = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MEETING_PORT"]),
         SIZE,
-        is_master=RANK == 0,
+        is_master=rank == 0,
         timeout=timedelta(seconds=120),
     )
     name, _, transport = backend.partition(":")
@@ -76,7 +105,7 @@ def main() -> None:
         meet(seconds=10 * TIMEOUT)
         began = time.monotonic()
         try:
-            outcome = run(tests, name, folder / f"init-{number}")
+            outcome = run(tests, rank, name, folder / f"init-{number}")
         except unittest.SkipTest as reason:
             outcome = f"skipped: {reason}"
         except SystemExit as code:
@@ -91,22 +120,22 @@ def main() -> None:
             dist.destroy_process_group()
         # By which torch names groups; a group that could not be made counts.
         dist.distributed_c10d._world.group_count = 0
-        Path(results).write_text(json.dumps(outcomes))
+        results.write_text(json.dumps(outcomes))
 
 
-def run(tests: Any, name: str, file: Path) -> str:
+def run(tests: Any, rank: int, name: str, file: Path) -> str:
     import torch
     import torch.distributed as dist
 
     test = tests(name)
-    test.rank, test.file_name = RANK, str(file)
+    test.rank, test.file_name = rank, str(file)
     method = getattr(test, name)
     # Decided before there is a group: a skipped test takes no time.
     dist.init_process_group(
         "gloo",
         init_method=f"file://{file}",
         world_size=SIZE,
-        rank=RANK,
+        rank=rank,
         timeout=timedelta(seconds=TIMEOUT),
     )
     # The next line may leave the group, which the other rank has yet to connect to.

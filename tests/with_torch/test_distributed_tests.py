@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,72 +80,86 @@ def ucx_folder() -> str:
     return str(found)
 
 
-def run(backend: str, size: int, folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return how the tests ended over `backend` with `size` ranks: the worst end."""
-    env = {
-        **os.environ,
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "MEETING_PORT": str(free_port()),
-    }
-    if backend.endswith("ucx"):
-        env[library.VARIABLE] = ucx_folder()
-    command = [sys.executable, str(SCRIPT), backend]
-    files = [folder / f"outcomes-{rank}" for rank in range(size)]
-    with (folder / "log").open("w") as log:
-        processes = [
-            subprocess.Popen(
-                [*command, str(file), *names],
-                env={**env, "RANK": str(rank)},
-                stdout=log,
-                stderr=log,
-            )
-            for rank, file in enumerate(files)
-        ]
-        try:
-            for process in processes:
-                process.wait(timeout=400)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    outcomes = [json.loads(file.read_text()) for file in files]
-    assert {len(one) for one in outcomes} == {len(outcomes[0])}
-    # "failed" < "passed" < "skipped"
-    return {name: min(one[name][0] for one in outcomes) for name in outcomes[0]}
+class Ranks:
+    """The process that forks the ranks of each run: its import takes seconds."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            env={**os.environ, "WORLD_SIZE": str(size)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Ranks that hang end with it.
+            start_new_session=True,
+        )
+
+    def run(self, backend: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
+        """Return how the tests ended over `backend`: the worst end on all ranks."""
+        env = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "MEETING_PORT": str(free_port()),
+        }
+        if backend.endswith("ucx"):
+            env[library.VARIABLE] = ucx_folder()
+        request = json.dumps([backend, str(folder), env, [*names]])
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(request, file=self.process.stdin, flush=True)
+        assert select.select([self.process.stdout], [], [], 400)[0]
+        assert self.process.stdout.readline() == "over\n"
+        files = [folder / f"outcomes-{rank}" for rank in range(self.size)]
+        outcomes = [json.loads(file.read_text()) for file in files]
+        assert {len(one) for one in outcomes} == {len(outcomes[0])}
+        # "failed" < "passed" < "skipped"
+        return {name: min(one[name][0] for one in outcomes) for name in outcomes[0]}
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    _module_leaves_nothing: None, request: pytest.FixtureRequest
+) -> Iterator[Ranks]:
+    """As many ranks as the parameter says."""
+    with contextlib.closing(Ranks(request.param)) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
-    ("transport", "size", "names"),
+    ("transport", "ranks", "names"),
     [("tcp", 2, SELECTION), ("ucx", 4, SELECTION[::4])],
+    indirect=["ranks"],
 )
 def test_a_selection_passes(
-    tmp_path: Path, transport: str, size: int, names: list[str]
+    tmp_path: Path, transport: str, ranks: Ranks, names: list[str]
 ) -> None:
-    outcomes = run(f"rankscope:{transport}", size, tmp_path, names)
+    outcomes = ranks.run(f"rankscope:{transport}", tmp_path, names)
     assert outcomes == dict.fromkeys(names, "passed")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def passing(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[int, list[str]]:
-    """A number of ranks, and the tests that pass over torch's gloo with it."""
-    ends = run("gloo", request.param, tmp_path_factory.mktemp("gloo"), ())
+@pytest.fixture(scope="module")
+def passing(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The tests that pass over torch's gloo with that number of ranks."""
+    ends = ranks.run("gloo", tmp_path_factory.mktemp("gloo"), ())
     found = [name for name, end in ends.items() if end == "passed"]
     assert len(found) >= 90
-    return request.param, found
+    return found
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 @pytest.mark.parametrize("transport", ["tcp", "ucx"])
 def test_all_pass_that_pass_over_gloo(
-    passing: tuple[int, list[str]], tmp_path: Path, transport: str
+    ranks: Ranks, passing: list[str], tmp_path: Path, transport: str
 ) -> None:
-    size, found = passing
     # Those of EXCEPTIONS keep the other ranks, too.
-    names = [name for name in found if name not in EXCEPTIONS]
-    outcomes = run(f"rankscope:{transport}", size, tmp_path, names)
+    names = [name for name in passing if name not in EXCEPTIONS]
+    outcomes = ranks.run(f"rankscope:{transport}", tmp_path, names)
     assert outcomes == dict.fromkeys(names, "passed")
