@@ -6,10 +6,8 @@ It needs nothing of what the commands for running clusters import.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from pathlib import Path
 
 from rankscope.backends.post_mortem.report import Report, examine
 from rankscope.backends.post_mortem.texts import KINDS
@@ -51,7 +49,8 @@ def _write(report: Report, values: argparse.Namespace) -> None:
     if values.html is not None:
         write_page(report, ", ".join(values.paths), values.html)
     if values.trace is not None:
-        Path(values.trace).write_text(json.dumps(trace(report.evidence)))
+        with open(values.trace, "w", encoding="utf-8") as file:
+            file.writelines(trace(report.evidence))
     for path, what in ((values.html, "browser"), (values.trace, "ui.perfetto.dev")):
         if path is not None:
             say(f"{path} written, for {what}", file=sys.stderr)

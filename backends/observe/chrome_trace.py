@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .records import backend_calls, sequence_number
 
-__all__ = ["chrome_trace", "estimate_offset"]
+__all__ = ["chrome_trace", "estimate_offset", "labels_of", "rank_events"]
 
 _BAD_ENDS = ("failed", "timed_out", "aborted")
 
@@ -85,10 +85,15 @@ def chrome_trace(
         ),
         default=0,
     )
-    labels = _labels(record for records in dumps.values() for record in records)
+    labels = labels_of(
+        (record["group_id"], record["group"])
+        for records in dumps.values()
+        for record in records
+    )
     events: list[dict[str, Any]] = []
     for rank in sorted(dumps):
-        events += _process(rank, dumps[rank], origin + offsets_ns.get(rank, 0), labels)
+        start = origin + offsets_ns.get(rank, 0)
+        events += rank_events(rank, dumps[rank], start, labels)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
@@ -99,14 +104,14 @@ def chrome_trace(
     }
 
 
-def _labels(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def labels_of(groups: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return group id → its name; the id of a group that shares its name."""
-    names = {record["group_id"]: record["group"] for record in records}
+    names = dict(groups)
     uses = Counter(names.values())
     return {key: name if uses[name] == 1 else key for key, name in names.items()}
 
 
-def _process(
+def rank_events(
     rank: int,
     records: Sequence[Mapping[str, Any]],
     origin: int,

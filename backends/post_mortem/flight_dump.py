@@ -179,8 +179,7 @@ def _entry(entry: Any, number: int) -> Entry:
     if (
         type(name) is not str
         or not isinstance(group, (tuple, list))
-        or not group
-        or not all(type(one) is str for one in group)
+        or {*map(type, group)} != {str}
     ):
         raise UnreadableError(f"damaged: entry {number} lacks its op or its group")
     if "seq_id" in entry and type(entry["seq_id"]) is int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
 
-from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp
+from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp, SourceLine
 from ..observe.records import Record
 from ..observe.torch_format import OPS
 from ..rank_sets import group_by
@@ -89,7 +89,9 @@ class RankDump:
     times: bool = False
     #: Its last ops, for who was late: see `late_ops`.
     late: list[Record] = field(default_factory=list)
+    #: While it is condensed: what its entries have again and again.
     seen: dict[str, Arrays] = field(default_factory=dict)
+    lines: dict[tuple[int, ...], SourceLine | None] = field(default_factory=dict)
 
     @property
     def read_ns(self) -> int | None:
@@ -155,7 +157,7 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
             own = {ranks[place]} if own is None else own & {ranks[place]}
     self.candidates = None if own is None else frozenset(own)
     dump.entries = []
-    self.seen = {}
+    self.seen, self.lines = {}, {}
     return self
 
 
@@ -165,7 +167,10 @@ def _note_times(self: RankDump, entries: Iterable[Entry]) -> None:
     for entry in entries:
         if "backend" not in entry:
             ended = time_ns(entry.get("time_discovered_completed_ns")) or 0
-            active = max(active, ended, entry["time_created_ns"])
+            if ended > active:
+                active = ended
+            if entry["time_created_ns"] > active:
+                active = entry["time_created_ns"]
             if not entry.get("retired"):
                 written = max(written, ended)
     self.written_ns, self.active_ns = written or None, active or None
@@ -447,36 +452,46 @@ def _op(
             own = int(one)
         if other.isdigit() and ranks is not None and int(other) < len(ranks):
             peer = ranks[int(other)]
+    is_ours = "backend" in entry
     # Torch's NCCL passes what it receives as the input, to fit an interface.
-    turned = name == "scatter" and not self.vague and "backend" not in entry
-    own_name = only(str, entry.get("op")) if "backend" in entry else None
+    turned = name == "scatter" and not self.vague and not is_ours
+    state = state_of(entry)
     op = IssuedOp(
-        own_name or _NAMES.get(name, name),
+        _NAMES.get(name, name),
         entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
         entry["record_id"],
-        state := "unknown" if self.vague else state_of(entry),
+        "unknown" if self.vague else state,
         only(bool, entry.get("retired")),
         is_p2p,
         peer,
         UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry, turned),
-        root=only(int, entry.get("root")),
-        reduce_op=only(str, entry.get("reduce_op")),
-        tag=only(int, entry.get("tag")),
-        line=users_line(entry.get("frames")),
-        splits=splits(entry.get("parts"), ranks),
-        shown=only(int, entry.get("number")),
-        counted=not only(int, entry.get("uncounted_id")),
+        line=_line(self, entry),
     )
-    if state == "completed" and not self.times:
-        return op, own
-    timed = replace(
-        op,
-        created_ns=entry["time_created_ns"] or None,
-        started_ns=_started_ns(entry),
-        ended_ns=time_ns(entry.get("time_discovered_completed_ns")),
-        timeout=entry["timeout_ms"] / 1000,
-    )
-    return timed, own
+    if is_ours:
+        op.op = only(str, entry.get("op")) or op.op
+        op.root = only(int, entry.get("root"))
+        op.reduce_op = only(str, entry.get("reduce_op"))
+        op.tag = only(int, entry.get("tag"))
+        op.splits = splits(entry.get("parts"), ranks)
+        op.shown = only(int, entry.get("number"))
+        op.counted = not only(int, entry.get("uncounted_id"))
+    if op.state != "completed" or self.times:
+        op.created_ns = entry["time_created_ns"] or None
+        op.started_ns = _started_ns(entry)
+        op.ended_ns = time_ns(entry.get("time_discovered_completed_ns"))
+        op.timeout = entry["timeout_ms"] / 1000
+    return op, own
+
+
+def _line(self: RankDump, entry: Entry) -> SourceLine | None:
+    frames = entry.get("frames")
+    if type(frames) is not list:
+        return None
+    # Torch writes each frame once, and refers to it from the stack of each op.
+    key = (*map(id, frames),)
+    if key not in self.lines:
+        self.lines[key] = users_line(frames)
+    return self.lines[key]
 
 
 def _started_ns(entry: Entry) -> int | None:

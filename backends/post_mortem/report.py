@@ -171,6 +171,22 @@ class Report:
         return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Have no search for reference cycles while millions of small objects are made.
+
+    There are none in a dump, and the search takes as long as the reading.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
 def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> Report:
     """Read the files under `paths` and return why the job hung.
 
@@ -182,8 +198,7 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     files: dict[str, EvidenceFile] = {}
     dumps: list[RankDump] = []
     texts, unread = Texts(), list[tuple[int, ...]]()
-    with _no_collection():
-        _read(paths, files, dumps, texts, times, unread)
+    _read(paths, files, dumps, texts, times, unread)
     ranks, problems = assign_ranks(dumps)
     placed = [one for one in dumps if one.dump.path in ranks]
     used, older = newest_attempt(placed, ranks)
@@ -246,21 +261,6 @@ def _with_ends(verdicts: Sequence[Verdict], evidence: Evidence) -> list[Verdict]
     first, *others = verdicts
     more = (*first.consequences, *found[:_MOST_ENDS])
     return [replace(first, consequences=more), *others]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Have no search for reference cycles while millions of small objects are made.
-
-    There are none in a dump, and the search takes as long as the reading.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _read(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from ..observe.chrome_trace import chrome_trace
+from ..observe.chrome_trace import labels_of, rank_events
 from ..observe.evidence import Evidence, Group, IssuedOp, RankEvidence
 
 __all__ = ["trace"]
@@ -15,37 +16,70 @@ __all__ = ["trace"]
 _ALIKE = 20_000_000
 
 
-def trace(evidence: Evidence) -> dict[str, Any]:
-    """Return the Chrome trace of the ops whose times are known.
+def trace(evidence: Evidence) -> Iterator[str]:
+    """Give the Chrome trace of the ops whose times are known, piece by piece.
 
     Clocks of hosts may differ by minutes. All ranks end a collective at about the same
     time: the clock of a rank is moved by the median difference to the first rank.
     """
     ids = {group: f"{number}" for number, group in enumerate(evidence.groups)}
-    dumps = {
-        rank: records
+    created = {
+        rank: times
         for rank, one in evidence.ranks.items()
-        if (records := _records(one, ids))
+        if (times := [op.created_ns for op in _ops(one) if op.created_ns is not None])
     }
+    offsets = _offsets([evidence.ranks[rank] for rank in created], ids)
+    origin = min((min(created[rank]) - offsets[rank] for rank in created), default=0)
+    head = {
+        "displayTimeUnit": "ns",
+        "otherData": {"clock_origin_ns": origin, "clock_offsets_ns": offsets},
+    }
+    yield json.dumps(head)[:-1] + ', "traceEvents": ['
+    labels = labels_of(
+        (_id(group, ids[group]), group.name)
+        for one in evidence.ranks.values()
+        for group, known in one.groups.items()
+        if any(op.created_ns is not None for op in known.ops)
+    )
+    separator = ""
+    for rank in sorted(created):
+        records = _records(evidence.ranks[rank], ids)
+        events = rank_events(rank, records, origin + offsets[rank], labels)
+        yield separator + json.dumps([*events])[1:-1]
+        separator = ",\n"
+    yield "]}\n"
+
+
+def _offsets(ranks: Iterable[RankEvidence], ids: Mapping[Group, str]) -> dict[int, int]:
     offsets: dict[int, int] = {}
-    reference: dict[tuple[Group, int], int] = {}
-    for rank in dumps:
-        ends = _ends(evidence.ranks[rank])
+    reference: dict[tuple[str, int], int] = {}
+    for one in ranks:
+        ends = _ends(one, ids)
         common = [ends[key] - reference[key] for key in ends.keys() & reference.keys()]
         offset = int(median(common)) if common else 0
-        offsets[rank] = offset if abs(offset) > _ALIKE else 0
+        offsets[one.rank] = offset if abs(offset) > _ALIKE else 0
         for key, end in ends.items():
-            reference.setdefault(key, end - offsets[rank])
-    return chrome_trace(dumps, offsets)
+            reference.setdefault(key, end - offsets[one.rank])
+    return offsets
 
 
-def _ends(one: RankEvidence) -> dict[tuple[Group, int], int]:
+def _ends(one: RankEvidence, ids: Mapping[Group, str]) -> dict[tuple[str, int], int]:
+    # By the number of the group: its ranks would be hashed with each op.
     return {
-        (group, op.seq): op.ended_ns
+        (number, op.seq): op.ended_ns
         for group, known in one.groups.items()
+        for number in (ids[group],)
         for op in known.ops
         if op.ended_ns is not None and op.state == "completed" and not op.is_p2p
     }
+
+
+def _ops(one: RankEvidence) -> Iterator[IssuedOp]:
+    return (op for known in one.groups.values() for op in known.ops)
+
+
+def _id(group: Group, number: str) -> str:
+    return f"{group.name} ({number})"
 
 
 def _records(one: RankEvidence, ids: Mapping[Group, str]) -> list[dict[str, Any]]:
@@ -63,7 +97,7 @@ def _record(op: IssuedOp, group: Group, number: str) -> dict[str, Any]:
     arrays = op.arrays
     return {
         "group": group.name,
-        "group_id": f"{group.name} ({number})",
+        "group_id": _id(group, number),
         "generation": 0,
         "backend": None,
         "op": op.op,
