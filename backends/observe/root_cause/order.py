@@ -175,8 +175,16 @@ def _is_ahead(wait: Wait, rest: Collection[int], picture: Picture) -> bool:
             for rank in one.group.ranks
             if rank in rest and rank in one.issued
         ]
-        # What only some need for their part may be over before.
-        return len(issued) > 1 and len({*issued}) == 1 and issued[0] < wait.seq
+        owed = {
+            peer
+            for one in picture.waits
+            if one.is_p2p and one.rank == wait.rank
+            for peer in one.absent
+        }
+        # What only some need for their part may be over before. Where a message of
+        # some is not, it is these that are late.
+        at_once = owed.isdisjoint(rest) or owed.issuperset(rest)
+        return at_once and len({*issued}) == 1 < len(issued) and issued[0] < wait.seq
     if wait.op.peer is None:
         return False
     own, other = map(wait.group.ranks.index, (wait.rank, wait.op.peer))

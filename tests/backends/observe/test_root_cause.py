@@ -273,6 +273,20 @@ def test_a_rank_ahead_of_all_others_has_issued_an_op_too_many() -> None:
     )
 
 
+def test_a_rank_that_waits_for_a_message_of_few_is_not_ahead_of_them() -> None:
+    """Rank 0, a parameter server, was told to have issued an op that no other has."""
+    server, *workers = ranks = four()
+    for rank, one in enumerate(workers, 1):
+        server.issue("recv", peer=rank, done=True)
+        one.issue("send", peer=0, done=True)
+    for rank, one in enumerate(workers, 1):
+        server.issue("send", peer=rank, done=rank < 3)
+        if rank < 3:
+            one.issue("recv", peer=0, done=True)
+    server.issue()
+    assert only(look(ranks)).culprits == ()
+
+
 def test_a_rank_ahead_in_a_group_of_two_is_told_by_groups_of_that_name() -> None:
     """Had rank 3 been late, ranks 0 and 1 would have had that op, too."""
     for late in False, True:
