@@ -32,7 +32,7 @@ from ..errors import ClusterError
 from ..status import ClusterStatus, GroupStatus, RankStatus, Summary
 from .diagnosing import STATUS_INTERVAL, StallWatch
 from .lateness import take
-from .observed_ranks import ObservedRanks
+from .observed_ranks import FRESH, ObservedRanks
 from .spans import Spans
 
 __all__ = ["ADDRESS", "SERIES", "ClusterCollector", "Events", "MetricsServer"]
@@ -50,8 +50,9 @@ ANSWER = 0.8
 #: Records of a rank that a scrape asks for: what is judged is kept until the next.
 LAST = 40
 #: Seconds without a further collective after which a rank is behind others: the numbers
-#: of ranks in step differ, too, since their statuses come one by one.
-STANDSTILL = 1.0
+#: of ranks in step differ, too, since their statuses come one by one, and each may be
+#: so old as no scrape asks for a newer one.
+STANDSTILL = 1.0 + FRESH
 #: The longest label.
 LONGEST = 80
 
