@@ -1,7 +1,9 @@
 """How fast collectives are once all ranks are in, against what they were before.
 
-It is the time that the last rank to enter was in the op, by its own clock: whoever came
-late, and whatever the clocks of hosts, do not matter.
+It is the shortest time that a rank was in the op, by its own clock, as a rule that of
+the last one to enter: whoever came late, and whatever the clocks of hosts, do not
+matter. A rank that alone leaves late, as behind a slow link one way, is not in it:
+`Pattern.LEAVES_LATE` names that one.
 """
 
 from __future__ import annotations
