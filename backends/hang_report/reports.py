@@ -209,11 +209,15 @@ class Reports:
         See `silent`. A signal that has a handler, as the one for stacks, ends it.
         """
         meeting = self._meeting
-        for path in meeting.folder.glob(f"{STACKS}*.txt"):
+        # Each rank looks each second, and mostly all of these are empty.
+        for entry in os.scandir(meeting.folder):
             with contextlib.suppress(OSError, ValueError):
-                status, rank = path.stat(), int(path.stem.removeprefix(STACKS))
-                old = time.time() - status.st_mtime > CRASH_WAIT
-                if status.st_size and old and death_by_signal(rank, read_stacks(path)):
+                if not entry.name.startswith(STACKS) or not entry.stat().st_size:
+                    continue
+                path = Path(entry)
+                rank = int(path.stem.removeprefix(STACKS))
+                old = time.time() - entry.stat().st_mtime > CRASH_WAIT
+                if old and death_by_signal(rank, read_stacks(path)):
                     peer = _silent(meeting, rank, meeting.known()[rank])
                     if peer is not None:
                         os.kill(peer.pid, peer.signal)

@@ -57,7 +57,11 @@ from .gpus import NO_GPU, Gpu, choose_device, load_cupy, may_share
 from .hang_reports import HangReports
 from .nccl_report import NcclReports
 from .no_input import end_cell_at_exit, explain_input
-from .printing import name_cells_in_warnings, print_progress_as_text
+from .printing import (
+    make_colours_once,
+    name_cells_in_warnings,
+    print_progress_as_text,
+)
 from .process import end_by_sigterm, give_children_their_signals
 from .publisher import StatusPublisher
 from .rank_store import RankStore
@@ -190,6 +194,7 @@ class Agent:
         explain_input(self.kernel, self.cells.source.describe)
         end_cell_at_exit(self.shell)
         print_progress_as_text()
+        make_colours_once()
         name_cells_in_warnings(self.cells.source)
         # `dist.all_reduce?` is output of the cell: no front end opens a rank's pager.
         in_output = page.as_hook(page.display_page)  # type: ignore[no-untyped-call]

@@ -199,7 +199,10 @@ def preload_backends() -> None:
 
 def rehearse_error() -> None:
     """Format a traceback: what IPython imports and looks up for the first one."""
+    importlib.import_module("rankscope.engines.agent.printing").make_colours_once()
     formatter = importlib.import_module("IPython.core.ultratb").FormattedTB("Context")
+    # The colours of an engine, where IPython has them by this name (from 9 on).
+    getattr(formatter, "set_theme_name", str)("neutral")
     try:
         raise RuntimeError
     except RuntimeError as error:

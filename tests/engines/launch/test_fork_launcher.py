@@ -59,6 +59,8 @@ for name in ("ipyparallel.engine.app", *fork_server.PRELOADED):
     importlib.import_module(name)
 fork_server.preload_backends()
 fork_server.rehearse_error()
+import stack_data
+assert stack_data.style_with_executing_node.cache_info().currsize
 import asyncio, tornado.ioloop, zmq
 opened = []
 for number in os.listdir("/proc/self/fd"):
