@@ -145,8 +145,15 @@ class Hosts:
             answer = await server.reply()
         except ProcessEnd:
             raise ClusterStartError(f"{name}: {self._why_ended(name)}") from None
-        self.descriptions[name] = answer["host"]
-        return self.descriptions[name]
+        found: dict[str, Any] = answer["host"]
+        # What else it says may be other things in another version.
+        if found["rankscope"] != __version__:
+            raise ClusterStartError(
+                f"{name}: it has Rankscope {found['rankscope']}, this notebook "
+                f"{__version__}: install one version on all hosts"
+            )
+        self.descriptions[name] = found
+        return found
 
     def _start_server(self, name: str) -> ForkServer:
         return ForkServer(
@@ -384,13 +391,7 @@ def compare(hosts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
                 f"{other} and {given} are one host, or both call themselves "
                 f"{host['name']}: name each host once, and give each a hostname"
             )
-        if host["rankscope"] != __version__:
-            errors.append(
-                f"{given} has Rankscope {host['rankscope']}, this notebook "
-                f"{__version__}: install one version on all hosts"
-            )
-        # A host with another version says nothing of it.
-        if no_room := host.get("no_room"):
+        if no_room := host["no_room"]:
             errors.append(
                 f"{given}: {no_room}: make room there, or name a folder "
                 "elsewhere by IPYTHONDIR, in the environment of a login there"
