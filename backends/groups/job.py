@@ -68,6 +68,8 @@ class Job:
         self._ends: EndedRanks | None = None
         #: The line that has destroyed all groups, until there are others.
         self.groups_ended_at = ""
+        #: The last exception that ended a thread, as a report's facts have it.
+        self.thread_exception: dict[str, Any] | None = None
         #: The line whose `sys.exit` ends the process, where a launcher of ours saw it.
         self.exit_line = ""
         self._script = script_frame()

@@ -29,7 +29,15 @@ from .place import Place
 from .settings import facts_of
 from .waiting import rendezvous
 
-__all__ = ["DUMP", "FACTS", "STACKS", "as_it_waited", "write_facts", "write_part"]
+__all__ = [
+    "DUMP",
+    "FACTS",
+    "STACKS",
+    "as_it_waited",
+    "told_of",
+    "write_facts",
+    "write_part",
+]
 
 #: The beginnings of the names of a rank's files.
 DUMP, FACTS, STACKS = "flight_recorder_rank_", "facts_rank_", "stacks_rank_"
@@ -110,6 +118,7 @@ def write_part(
         "recorded": recorded,
         "rendezvous": making,
         "exception": _exception(error, ended),
+        "thread_exception": world.thread_exception,
         "memory": _memory(),
         "versions": _versions(),
         "environment": facts_of(),
@@ -246,12 +255,12 @@ def _exception(error: BaseException | None, ended: bool) -> dict[str, Any] | Non
         chain.append(error)
         hidden = error.__suppress_context__
         error = error.__cause__ or (None if hidden else error.__context__)
-    told = [found for one in chain if (found := _told(one)) is not None]
+    told = [found for one in chain if (found := told_of(one)) is not None]
     return {**told[0], "handled": told[1:]} if told else None
 
 
-def _told(error: BaseException) -> dict[str, Any] | None:
-    """Return an exception as text and frames, the innermost first."""
+def told_of(error: BaseException) -> dict[str, Any] | None:
+    """Return an exception as facts tell it: text and frames, the innermost first."""
     with contextlib.suppress(Exception):
         kind, text = type(error), message_of(error)
         name = kind.__qualname__

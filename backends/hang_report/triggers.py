@@ -16,6 +16,7 @@ from ..groups.unattended import before_leave, on_overdue
 from ..groups.world import world
 from ..stores.base import RANK_0, Store
 from .c_signals import PausedHandler, end_by, handle_by
+from .part import told_of
 from .polling import until
 from .reporter import Reporter
 from .reports import Wish, is_consequence
@@ -146,6 +147,15 @@ def install_excepthook(reporter: Reporter) -> None:
         original(kind, error, traceback)
 
     sys.excepthook = show
+    original_of_threads = threading.excepthook
+
+    def note(end: threading.ExceptHookArgs) -> None:
+        # As text: the exception would keep what its frames hold.
+        if isinstance(end.exc_value, Exception):
+            world.thread_exception = told_of(end.exc_value)
+        original_of_threads(end)
+
+    threading.excepthook = note
 
 
 def install_termination(reporter: Reporter) -> None:

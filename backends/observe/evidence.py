@@ -232,6 +232,8 @@ class RankEvidence:
     exception: str | None = None
     #: The line that raised it.
     exception_line: SourceLine | None = None
+    #: The exception that ended another thread of it, with the line that raised it.
+    thread_exception: str | None = None
     #: How its process ended: a clause with the rank, e.g. ``rank 2 was killed by
     #: signal 9``.
     death: str | None = None

@@ -99,7 +99,9 @@ def _fact(one: RankEvidence, names: Names) -> str:
         called = f" in {one.called}" if one.called else ""
         after = one.after_groups and f",{one.after_groups}"
         place = f"is at {names.place(one.location)}"
-        return f"{place}{_in_flight(one, names) or called}{after}"
+        thread = one.thread_exception
+        thread = f", and a thread of it has ended with {thread}" if thread else ""
+        return f"{place}{_in_flight(one, names) or called}{after}{thread}"
     return one.last_cell_exit or ""
 
 

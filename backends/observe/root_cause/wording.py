@@ -330,6 +330,8 @@ def _cycle(cause: Cause, picture: Picture, names: Names) -> str:
         advice = "all send first: one of them must receive first"
     elif kinds <= {"send", "recv"}:
         advice = "each send needs its receive in the same place of the order"
+    elif not kinds.isdisjoint({"send", "recv"}):
+        advice += ", and match sends and receives"
     if len(cause.culprits) == 1:
         advice = f"without {name_ranks(cause.culprits)} there is no cycle: {advice}"
     who = some(_ranks(chain(*cause.cycle)))

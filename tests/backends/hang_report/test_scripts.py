@@ -43,12 +43,18 @@ def test_an_op_that_times_out(scripts: Any) -> None:
         dist.init_process_group(timeout=2)
         dist.all_reduce(x)
         if rank == 1:
+            import threading
+            thread = threading.Thread(target=lambda: [][0])  # ends
+            thread.start()
+            thread.join()
             wait("go")  # elsewhere
             dist.barrier()
         dist.all_reduce(x)  # waits
         """,
     )
     found = script.report()
+    thread = "a thread of it has ended with IndexError: list index out of range at "
+    assert thread + script.line("# ends") in found["text"]
     assert found["kind"] == Fault.RANK_BUSY_ELSEWHERE.value
     assert (found["culprits"], found["sequence_number"]) == ([1], 2)
     assert found["line"] == script.line("# waits")

@@ -695,6 +695,9 @@ def test_where_a_rank_is_and_what_it_handles_are_told() -> None:
     found = only(look(ranks, at))
     assert found.fault is Fault.RANK_BUSY_ELSEWHERE
     assert ": it is at data.py:77 in `get`; ranks" in found.text
+    at = dataclasses.replace(at, thread_exception="KeyError: 7 at data.py:5")
+    said = "`get`, and a thread of it has ended with KeyError: 7 at data.py:5; ranks"
+    assert said in only(look(ranks, at)).text
     error = RankEvidence(
         0, exception="ValueError: x", exception_line=SourceLine("a.py", 4)
     )
