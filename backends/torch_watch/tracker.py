@@ -94,7 +94,7 @@ class Tracker:
             changed |= self._read(entries, groups, now_ns)
         changed |= self._add_unrecorded(groups, entries, now_ns)
         changed |= self._end_by_calls()
-        self._find_frames(now_ns)
+        self.find_frames(FRAME_AFTER)
         return changed
 
     def _forget(self, groups: Mapping[Any, Any], registered: Collection[Any]) -> bool:
@@ -323,11 +323,15 @@ class Tracker:
                 changed = True
         return changed
 
-    def _find_frames(self, now_ns: int) -> None:
-        """Look up the user's line of ops that wait, and that no Python call issued."""
+    def find_frames(self, least: float) -> None:
+        """Look up the user's line of ops that wait, and that no Python call issued.
+
+        Of those alone that are `least` seconds old: a look-up takes longer than an op.
+        """
+        now_ns = time.time_ns()
         for record in self._open.values():
             age = (now_ns - record.created_ns) / 1e9
-            if age > FRAME_AFTER and not record.frames:
+            if age > least and not record.frames:
                 record.frames = waiting_frames(record.thread)
 
 

@@ -263,6 +263,8 @@ class TorchWatch:
         """Return the records of the ops of the groups there are, oldest first."""
         with self._lock:
             self.read()
+            # A rank that is about to end has been in its last op for a moment.
+            self._tracker.find_frames(0.0)
             records = self._tracker.records(self._groups.values())
             return [
                 *(one.as_dict() for one in records),
