@@ -14,7 +14,14 @@ from typing import Any
 
 from ..observe.evidence import RankEvidence
 from .evidence_file import RawFile, UnreadableError
-from .user_frames import LONGEST, MOST, Frame, position, rank_in_name
+from .user_frames import (
+    LONGEST,
+    MOST,
+    Frame,
+    position,
+    rank_in_name,
+    waits_for_threads,
+)
 
 __all__ = [
     "FAULT_LINE",
@@ -152,7 +159,12 @@ def _evidence(file: RawFile, processes: list[_Process]) -> list[RankEvidence]:
         pid = None if process.pid is None else f"pid {process.pid}"
         # A later dump of a rank in the same file replaces the one before.
         found[rank] = RankEvidence(
-            rank, location=line, called=called, process=pid, source=file.path
+            rank,
+            location=line,
+            called=called,
+            has_left=waits_for_threads(frames) or None,
+            process=pid,
+            source=file.path,
         )
     if found or not without:
         return list(found.values())

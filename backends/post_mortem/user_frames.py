@@ -11,7 +11,15 @@ from typing import NamedTuple
 from ..observe.evidence import SourceLine
 from .source_lines import MOST_CALLERS, is_library
 
-__all__ = ["LONGEST", "MOST", "Frame", "library_name", "position", "rank_in_name"]
+__all__ = [
+    "LONGEST",
+    "MOST",
+    "Frame",
+    "library_name",
+    "position",
+    "rank_in_name",
+    "waits_for_threads",
+]
 
 #: The most frames of a stack that are kept, and characters of a line that are read:
 #: a pattern takes long for a line that somebody has made for it.
@@ -92,7 +100,8 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
     Without a frame of the user's own code, it is the innermost one of a library, which
     is neither Python's nor Rankscope's.
     """
-    if any(one.function == _AFTER_THE_END for one in frames[-1:]):
+    hooked = any(one.function == _AFTER_THE_END for one in frames[-1:])
+    if hooked or waits_for_threads(frames):
         return None, None
     files = [one.file.replace("\\", "/") for one in frames]
     own = [place for place, file in enumerate(files) if _OWN.search(file)]
@@ -110,6 +119,14 @@ def position(frames: Sequence[Frame]) -> tuple[SourceLine | None, str | None]:
     libraries = (one for one in frames if not one.file.startswith(_CHECKOUT))
     first = next((one for one in libraries if not _NOBODYS.search(one.file)), None)
     return first and SourceLine(*first[:3]), None
+
+
+def waits_for_threads(frames: Sequence[Frame]) -> bool:
+    """Return whether the main thread is through its program, and others are not."""
+    return any(
+        one.function == "_shutdown" and one.file.endswith("threading.py")
+        for one in frames[-1:]
+    )
 
 
 def library_name(file: str) -> str:

@@ -181,6 +181,14 @@ def test_a_main_thread_that_waits_for_the_end_of_another() -> None:
     assert str(one.location) == "data.py:77"
 
 
+def test_a_main_thread_that_is_through_its_program_has_left_it() -> None:
+    end = 'Thread 1 (idle): "MainThread"\n    _shutdown (threading.py:1583)\n'
+    (one,) = PySpyReader().read(raw(f'Thread 2 (idle): "T"\n    step (a.py:7)\n{end}'))
+    assert (one.location, one.has_left) == (None, True)
+    (one,) = PySpyReader().read(raw(PY_SPY))
+    assert one.has_left is None
+
+
 def test_a_rank_that_somebody_wrote_above_its_stack() -> None:
     (one,) = FaulthandlerReader().read(raw("RANK=6\n" + FAULTHANDLER, "stack.txt"))
     assert one.rank == 6
