@@ -20,14 +20,15 @@ _NO_STEP = 0xFFFF_FFF0
 #: The ports that jobs meet at: below those that a system gives to connections.
 _FIRST_PORT, _PORTS = 20_000, 12_000
 
-_OTHERS = (*ranks(ENV, OPEN_MPI, PMI), *sizes(ENV, OPEN_MPI, PMI), *ENV.job)
+_OTHERS = (*ranks(ENV, OPEN_MPI, PMI), *sizes(OPEN_MPI, PMI))
 
 
 def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables of torchrun in a task of a step that has none of them.
+    """Set the variables of torchrun that a task of a step lacks, if it has no rank.
 
     Rank 0 is on the first node of the step, where the ranks meet, at a port that
-    follows from the numbers of the job and the step.
+    follows from the numbers of the job and the step. A batch script may have set
+    another address, as for torch; of another ``WORLD_SIZE`` nothing can be said.
     """
     step = env.get("SLURM_STEP_ID", "")
     if not step.isdecimal() or int(step) >= _NO_STEP:
@@ -44,15 +45,17 @@ def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
     except (KeyError, ValueError, IndexError, OSError):
         # Another Slurm than is known: the error of the rendezvous says what to set.
         return
-    env.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(local),
-        LOCAL_WORLD_SIZE=str(here),
-        GROUP_RANK=str(node),
-        MASTER_ADDR="127.0.0.1" if len(tasks) == 1 else first,
-        MASTER_PORT=port,
-    )
+    found = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(here),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": "127.0.0.1" if len(tasks) == 1 else first,
+        "MASTER_PORT": port,
+    }
+    if (env.get("WORLD_SIZE") or str(size)) == str(size):
+        env.update({name: env.get(name) or value for name, value in found.items()})
 
 
 def meeting_step(env: Mapping[str, str] = os.environ) -> str:

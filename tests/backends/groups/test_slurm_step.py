@@ -81,7 +81,7 @@ def test_nodes_with_as_many_tasks_and_one_node() -> None:
         {"SLURM_STEP_ID": "4294967291"},
         {"SLURM_STEP_ID": "4294967290"},
         {"RANK": "0"},
-        {"MASTER_ADDR": "b"},
+        {"WORLD_SIZE": "2"},
         {"OMPI_COMM_WORLD_RANK": "0"},
         {"SLURM_STEP_TASKS_PER_NODE": "two"},
         {"SLURM_STEP_NODELIST": ""},
@@ -95,6 +95,15 @@ def test_what_is_no_step_or_has_variables_is_left_alone(
     before = dict(env)
     fill_environment(env)
     assert env == before
+
+
+def test_an_address_that_the_batch_script_has_set_is_kept() -> None:
+    own = {"MASTER_ADDR": "node07-ib", "MASTER_PORT": "29500", "WORLD_SIZE": "5"}
+    env = {**STEP, **own}
+    fill_environment(env)
+    assert own.items() <= env.items()
+    assert (env["RANK"], env["LOCAL_RANK"]) == ("4", "1")
+    assert not meeting_step(env)
 
 
 def test_a_port_that_is_of_the_step_alone() -> None:
