@@ -14,6 +14,7 @@ death.
 from __future__ import annotations
 
 import argparse
+import importlib
 import runpy
 import sys
 import threading
@@ -320,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_metrics(parser)
     add_script(parser)
     given = parser.parse_args(arguments)
-    # srun sets none of the variables by which torch's ranks meet.
+    # srun sets no variables by which torch's ranks meet.
     fill_environment()
     try:
         watch(
@@ -348,4 +349,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 when_imported(C10D, lambda _: register())
 
 if __name__ == "__main__":
-    main()
+    # Of the module that a script imports: a job is published once.
+    importlib.import_module("rankscope.torch").main()

@@ -89,6 +89,8 @@ def test_the_ranks_are_seen_and_their_output_has_their_numbers(
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("RANKSCOPE_ALLOW_ABORT", "1")
     code = """
+    import rankscope.torch
+    rankscope.torch.watch()  # changes nothing
     dist.init_process_group(timeout=30)
     x = np.ones(1)
     dist.all_reduce(x)
