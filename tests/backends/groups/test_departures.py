@@ -487,7 +487,7 @@ else:
     try:
         dist.recv(big, 1)
     except dist.DistAbortedError as error:
-        print(error)
+        print(error, flush=True)
     os._exit(0)
 """
 
