@@ -33,10 +33,6 @@ __all__ = ["Dispatcher", "PendingOp"]
 #: memory is exhausted raises the last one.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, MemoryError)
 
-# Seconds for which the end of an op waits until an abort has stopped the backends:
-# longer than one of ours takes to copy the rest of a large message.
-_STOP_WAIT = 10.0
-
 
 class Dispatcher(GroupOps):
     """The part of a group that issues its ops, in the generation of the moment."""
@@ -328,11 +324,10 @@ def _aborted_meanwhile(current: Generation, record: Record | Batch, work: Work) 
     The abort may have passed over `work`, which was not in flight then, and have
     stopped the backend under it: what failed so is a consequence of the abort.
     """
+    # Another thread may be in the midst of the abort, and the backend of a copy.
     error = current.aborted_error(record)
     if work.state is WorkState.FAILED:
         work = Work(work.op_type)
-    # Another thread may be in the midst of the abort, and the backend of a copy.
-    current.stopped.wait(_STOP_WAIT)
     work.fail_by_group(error)
     return work
 

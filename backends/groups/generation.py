@@ -49,6 +49,9 @@ HOOK_WAIT = 10.0
 #: Seconds that an abort waits for the store to say which reason was the first. It takes
 #: a message, and no time while the backends are stopped, unless the store is silent.
 _AGREE_WAIT = 0.5
+#: Seconds for which the error of an op waits until an abort has stopped the backends:
+#: longer than one of ours takes to copy the rest of a large message.
+_STOP_WAIT = 10.0
 #: Seconds between two looks at an inquiry, which an error waits for.
 _INQUIRY_PERIOD = 0.02
 
@@ -117,8 +120,9 @@ class Generation:
         self.forked: str | None = None
         # Set once `aborted` is the reason on every rank.
         self._ended = threading.Event()
-        #: Set once an abort has stopped the backends.
-        self.stopped = threading.Event()
+        # Set once an abort has stopped the backends, and the threads it waits for.
+        self._stopped = threading.Event()
+        self._aborting: set[int] = set()
         self._origin = origin
         #: The ranks that left: ops that need them fail.
         self.departures = Departures(spec)
@@ -284,7 +288,7 @@ class Generation:
         """Raise `DistAbortedError` naming `op_type` if the generation has ended."""
         if self.aborted is None:
             return
-        self._ended.wait(_AGREE_WAIT)
+        self._await_stop()
         where, op = self.spec.describe(), None
         if op_type is not None:
             acknowledge(self.status)
@@ -294,8 +298,16 @@ class Generation:
 
     def aborted_error(self, op: Work | Record | Batch) -> DistAbortedError:
         """Return the error of `op`, a Work or a record, once the group was aborted."""
-        self._ended.wait(_AGREE_WAIT)
+        self._await_stop()
         return self._error(op.describe(), op.identity())
+
+    def _await_stop(self) -> None:
+        """Wait for the end of an abort: until then ops in flight write to arrays.
+
+        Whoever has the error of one op takes the arrays of the others for their own.
+        """
+        if threading.get_ident() not in self._aborting:
+            self._stopped.wait(_STOP_WAIT)
 
     def _error(self, what: str, identity: dict[str, Any]) -> DistAbortedError:
         reason = self.aborted
@@ -352,6 +364,7 @@ class Generation:
             self.ended = time.monotonic()
             self.aborted = reason
             backends = list(self.backends.values())
+        self._aborting.add(threading.get_ident())
         withheld = {work: work.withheld for work in self._in_flight()}
         errors = self._fail_pending(withheld)
         try:
@@ -360,7 +373,7 @@ class Generation:
             else:
                 self._ended.set()
             if self.spec.abort_hooks:
-                _call_hooks(self.spec)
+                _call_hooks(self.spec, self._aborting)
             # The backends first: arrays are the user's again when their Work is over.
             for backend in backends:
                 _stop(backend, reason)
@@ -369,7 +382,7 @@ class Generation:
                 errors = self._fail_pending(withheld)
         finally:
             self._ended.set()
-            self.stopped.set()
+            self._stopped.set()
             for work in self._in_flight():
                 # A Work issued during the abort has no error yet.
                 work.fail_by_group(errors.get(work) or self._error_of(work))
@@ -412,9 +425,11 @@ class Generation:
         the locks that they held. Nothing is closed: the parent uses the sockets.
         """
         self.issue_lock, self._abort_lock = threading.Lock(), threading.RLock()
+        self._ended, self._stopped = threading.Event(), threading.Event()
         self.forked = why
         self.aborted = AbortReason(why, f"rank {self.spec.global_rank}")
         self._ended.set()
+        self._stopped.set()
         for work in self.status.in_flight.values():
             work.disown(self.aborted_error(work))
         self.status.in_flight.clear()
@@ -550,6 +565,7 @@ class Generation:
             if self.aborted is None:
                 self.aborted = self._destroyed()
                 self._ended.set()
+                self._stopped.set()
             backends, self.backends = self.backends, {}
         self._peers.close()
         for backend in backends.values():
@@ -642,11 +658,15 @@ class Generation:
         return True
 
 
-def _call_hooks(spec: GroupSpec) -> None:
-    """Call the hooks of an abort; wait for them, but not for one that hangs."""
+def _call_hooks(spec: GroupSpec, aborting: set[int]) -> None:
+    """Call the hooks of an abort; wait for them, but not for one that hangs.
+
+    Their thread is added to those that are `aborting`.
+    """
     hooks, over = list(spec.abort_hooks.values()), threading.Event()
 
     def call() -> None:
+        aborting.add(threading.get_ident())
         for hook in hooks:
             try:
                 hook()

@@ -225,6 +225,37 @@ def test_an_op_that_is_issued_during_an_abort_is_not_over_before_its_backend(
     aborter.join(30)
 
 
+def test_an_op_that_is_refused_during_an_abort_raises_after_its_end(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller takes the arrays of all ops for its own; those of a hook do not."""
+    array, copying, aborting = np.ones(3), threading.Event(), threading.Event()
+    seen = []
+
+    def abort(backend: Manual, reason: str) -> None:
+        aborting.set()
+        assert copying.wait(30)
+        array[:] = 2
+
+    def hook() -> None:
+        with pytest.raises(dist.DistAbortedError):
+            dist.barrier()
+        seen.append(aborting.is_set())
+
+    dist.all_reduce(array, async_op=True)
+    monkeypatch.setattr(Manual, "abort", abort)
+    group.abort_hooks[1] = hook
+    aborter = threading.Thread(target=group.abort, args=("enough",))
+    aborter.start()
+    assert aborting.wait(30)
+    threading.Timer(0.05, copying.set).start()
+    with pytest.raises(dist.DistAbortedError, match="enough"):
+        dist.barrier()
+    assert array[0] == 2
+    assert seen == [False]
+    aborter.join(30)
+
+
 class Reporting(dist.Work):
     """A Work whose waiter learns how the op has ended, and reports it."""
 
