@@ -52,6 +52,7 @@ def install_triggers(reporter: Reporter) -> None:
 
     before_leave.append(leave)
     install_excepthook(reporter)
+    note_exceptions_of_threads()
     install_termination(reporter)
 
 
@@ -147,13 +148,17 @@ def install_excepthook(reporter: Reporter) -> None:
         original(kind, error, traceback)
 
     sys.excepthook = show
-    original_of_threads = threading.excepthook
+
+
+def note_exceptions_of_threads() -> None:
+    """Have reports tell the last exception that has ended a thread."""
+    original = threading.excepthook
 
     def note(end: threading.ExceptHookArgs) -> None:
         # As text: the exception would keep what its frames hold.
         if isinstance(end.exc_value, Exception):
             world.thread_exception = told_of(end.exc_value)
-        original_of_threads(end)
+        original(end)
 
     threading.excepthook = note
 

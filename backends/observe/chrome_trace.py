@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 from .records import backend_calls, sequence_number
 
-__all__ = ["chrome_trace", "estimate_offset", "labels_of", "rank_events"]
+__all__ = [
+    "chrome_trace",
+    "estimate_offset",
+    "labels_of",
+    "rank_events",
+    "trace_head",
+]
 
 _BAD_ENDS = ("failed", "timed_out", "aborted")
 
@@ -94,14 +100,15 @@ def chrome_trace(
     for rank in sorted(dumps):
         start = origin + offsets_ns.get(rank, 0)
         events += rank_events(rank, dumps[rank], start, labels)
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ns",
-        "otherData": {
-            "clock_origin_ns": origin,
-            "clock_offsets_ns": {str(rank): offsets_ns.get(rank, 0) for rank in dumps},
-        },
-    }
+    offsets = {rank: offsets_ns.get(rank, 0) for rank in dumps}
+    return {"traceEvents": events, **trace_head(origin, offsets)}
+
+
+def trace_head(origin: int, offsets_ns: Mapping[int, int]) -> dict[str, Any]:
+    """Return what a trace has beside its events."""
+    offsets = {str(rank): offset for rank, offset in offsets_ns.items()}
+    other = {"clock_origin_ns": origin, "clock_offsets_ns": offsets}
+    return {"displayTimeUnit": "ns", "otherData": other}
 
 
 def labels_of(groups: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from ..observe.chrome_trace import labels_of, rank_events
+from ..observe.chrome_trace import labels_of, rank_events, trace_head
 from ..observe.evidence import Evidence, Group, IssuedOp, RankEvidence
 
 __all__ = ["trace"]
@@ -30,11 +30,7 @@ def trace(evidence: Evidence) -> Iterator[str]:
     }
     offsets = _offsets([evidence.ranks[rank] for rank in created], ids)
     origin = min((min(created[rank]) - offsets[rank] for rank in created), default=0)
-    head = {
-        "displayTimeUnit": "ns",
-        "otherData": {"clock_origin_ns": origin, "clock_offsets_ns": offsets},
-    }
-    yield json.dumps(head)[:-1] + ', "traceEvents": ['
+    yield json.dumps(trace_head(origin, offsets))[:-1] + ', "traceEvents": ['
     labels = labels_of(
         (_id(group, ids[group]), group.name)
         for one in evidence.ranks.values()
