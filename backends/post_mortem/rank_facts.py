@@ -148,8 +148,10 @@ class FactsReader:
         size = facts.get("world_size")
         world_size = size if type(size) is int and size > 0 else None
         self.world_size = self.world_size or world_size
-        env = facts.get("environment")
-        if isinstance(env, Mapping):
+        env, making = facts.get("environment"), facts.get("rendezvous")
+        # One that has ended its groups, and makes none, has met the others before.
+        has_met = facts.get("groups_ended_at") is not None and making is None
+        if isinstance(env, Mapping) and not has_met:
             # Not where the program gave another one, or has shrunk its groups since.
             if env.get("WORLD_SIZE") == str(world_size):
                 start = tuple(str(env.get(name)) for name in _OF_START)
@@ -160,7 +162,6 @@ class FactsReader:
         if type(written) is int:
             self._written[rank] = written
         self.final |= facts.get("final") is True
-        making = facts.get("rendezvous")
         if isinstance(making, Mapping):
             self.rendezvous[rank] = Rendezvous(
                 str(making.get("call"))[:100],

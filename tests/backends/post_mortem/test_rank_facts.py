@@ -163,6 +163,31 @@ def test_ranks_that_meet_at_other_ports(tmp_path: Path) -> None:
     assert "differs" not in verdict.text
 
 
+def test_a_rank_that_has_ended_its_groups_meets_nobody_at_another_port(
+    tmp_path: Path,
+) -> None:
+    """The others make their group anew without it."""
+    again = {
+        "environment": {"MASTER_PORT": "2", "WORLD_SIZE": "3"},
+        "rendezvous": {**WAITS, "address": "node1:2"},
+        "world_size": 3,
+    }
+    left = facts(
+        2,
+        environment={"MASTER_PORT": "1", "WORLD_SIZE": "4"},
+        groups_ended_at="train.py:16",
+        has_left=True,
+        left_at="train.py:18",
+    )
+    for port in "2", "1":
+        left["environment"]["MASTER_PORT"] = port
+        others = [facts(rank) | again for rank in (0, 1)]
+        (verdict,) = report_of(tmp_path, *others, left).verdicts
+        assert (verdict.fault, verdict.culprits) == (Fault.MISSING_RANKS, (2,))
+        assert "ranks 0–1 of 3 wait in init_process_group" in verdict.text
+        assert "rank 2 has left the program at train.py:18" in verdict.text
+
+
 def test_a_rank_without_facts_is_not_blamed(tmp_path: Path) -> None:
     """It may be on another host, and wait there."""
     report = report_of(tmp_path, facts(0, rendezvous=WAITS), facts(1, rendezvous=WAITS))
