@@ -129,7 +129,7 @@ class Reports:
             late = time.time() - before.at > AFTERMATH
             if found is not None:
                 self._note(before, Conclusion(**found))
-            elif late or not self._meeting.lives(before.rank):
+            elif late or self._maker(before) == self._meeting.rank:
                 return False
         if self.last is not None and self.last.folder is None:
             return False
@@ -193,8 +193,7 @@ class Reports:
             self._write_part(request, wish)
         deadline = time.monotonic() + VERDICT_WAIT
         while (found := meeting.get(result)) is None and time.monotonic() < deadline:
-            alone = not meeting.lives(request.rank)
-            if alone and meeting.living()[0] == meeting.rank:
+            if self._maker(request) == meeting.rank:
                 self._conclude(request)
                 return
             time.sleep(0.02)
@@ -295,6 +294,13 @@ class Reports:
             if folder.exists():
                 raise
 
+    def _maker(self, request: Request) -> int:
+        """Return the rank that makes the verdict, unless it has done so."""
+        meeting = self._meeting
+        closed = meeting.get(f"closed_{request.number}")
+        rank = request.rank if closed is None else closed["rank"]
+        return rank if meeting.lives(rank) else meeting.living()[0]
+
     def _conclude(self, request: Request) -> None:
         found = Conclusion(None, "")
         try:
@@ -315,7 +321,7 @@ class Reports:
 
             add_unjoined(folder, lacking, self._place.address)
         # A part that comes now would tell otherwise than the verdict.
-        self._meeting.put(f"closed_{request.number}", {})
+        self._meeting.put(f"closed_{request.number}", {"rank": self._meeting.rank})
         waits = request.reason != "exception" or _others_wait(folder, request.rank)
         found = conclude(folder, waits)
         if request.rank == self._meeting.rank and self._elsewhere:

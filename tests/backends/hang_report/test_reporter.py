@@ -96,6 +96,26 @@ def test_a_verdict_that_takes_long_is_waited_for_and_no_other_report_asked_for(
     assert made.last == (Conclusion(folder, "why") if ends == "verdict" else None)
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_verdict_that_another_rank_makes_for_a_dead_one_is_waited_for(
+    tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    """A rank that crashes ends before its verdict is there."""
+    monkeypatch.setattr(reports_module, "VERDICT_WAIT", 0.0)
+    living = [0, 1]
+    monkeypatch.setattr(meeting, "rank", 1)
+    monkeypatch.setattr(meeting, "lives", living.__contains__)
+    monkeypatch.setattr(meeting, "living", lambda: living)
+    made = Reports(tmp_path, meeting, Hangs(), Place(), lambda text: None)
+    request = Request(1, str(tmp_path / "report"), 2, "crash", time.time())
+    made.take_part(request, Wish(""))
+    if is_closed:
+        meeting.put("closed_1", {"rank": 0})
+    assert made.are_told(Wish("error"))
+    living.remove(0)
+    assert not made.are_told(Wish("error"))
+
+
 @pytest.mark.parametrize("unfit", ["read-only", "full"])
 def test_where_nothing_can_be_written_the_report_goes_elsewhere_and_says_why(
     tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch, unfit: str
