@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from ...rank_sets import group_by
 from ..evidence import Group, IssuedOp
 from ..verdicts import Fault
 from .pairs import Match
@@ -20,6 +21,7 @@ __all__ = [
     "difference_of_pair",
     "extra_op",
     "first_difference",
+    "parting",
 ]
 
 #: The side of an op whose element counts are equal on all ranks. Not all_to_all, whose
@@ -174,6 +176,33 @@ def extra_op(scene: GroupScene, below: int) -> Difference | None:
     ):
         return None
     return Difference(Fault.OP_MISMATCH, scene.group, seq, culprits, values, ops)
+
+
+def parting(difference: Difference, scene: GroupScene) -> dict[int, IssuedOp]:
+    """Return the op before in which two sides left each other, for a rank of each.
+
+    From it on all ranks of a side issued each op from one line, and the other side from
+    another one. One side issues ops from both lines: else a branch for a root is right.
+    Empty: there is none.
+    """
+    sides = [*group_by(difference.values, difference.values.__getitem__).values()]
+    if difference.op.is_p2p or len(sides) != 2:
+        return {}
+    found: dict[int, IssuedOp] = {}
+    for seq in range(difference.seq - 1, 0, -1):
+        listed = [[scene.at[rank].get(seq) for rank in ranks] for ranks in sides]
+        places = [
+            {_place(ops[0]) if len(ops) == 1 else () for ops in side} for side in listed
+        ]
+        if any(len(one) != 1 or () in one for one in places) or places[0] == places[1]:
+            break
+        ranks = [side[0] for side in sides]
+        if any(
+            places[1 - at] & {_place(op) for op in scene.at[rank].ops}
+            for at, rank in enumerate(ranks)
+        ):
+            found = {rank: scene.at[rank].get(seq)[0] for rank in ranks}
+    return found
 
 
 def _place(op: IssuedOp) -> tuple[str, ...]:

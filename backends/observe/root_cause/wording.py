@@ -10,7 +10,7 @@ from ...groups.key import GroupKey
 from ...rank_sets import group_by, name_ranks
 from ..evidence import Group, IssuedOp
 from ..verdicts import Absence, Fault, Verdict, Waiting
-from .differences import Difference
+from .differences import Difference, parting
 from .facts import deaths, places, silences, whereabouts
 from .names import Names, direction, have, listed, some, they_wait
 from .order import waits_of_few
@@ -194,6 +194,16 @@ def _mismatch(cause: Cause, picture: Picture, names: Names) -> str:
         text += "; they issue the same ops in different orders"
     if len(sides) == 1:
         text += ", and no other rank has: all others are in no op"
+    (scene,) = (one for one in picture.scenes if one.group == difference.group)
+    if before_it := parting(difference, scene):
+        told = (
+            f"{some(next(one for one in sides.values() if rank in one))} issued "
+            f"{names.op(op)}"
+            for rank, op in sorted(
+                before_it.items(), key=lambda one: one[0] not in cause.culprits
+            )
+        )
+        text += f"; they were at different lines before that: {', '.join(told)}"
     return text
 
 
@@ -326,6 +336,8 @@ def _cycle(cause: Cause, picture: Picture, names: Names) -> str:
     advice = "issue the ops in one order on all ranks"
     if kinds == {"recv"}:
         advice = "all receive first: one of them must send first"
+        if any(wait.seq > 1 for wait in ring):
+            advice += ", or has left out a send"
     elif kinds == {"send"}:
         advice = "all send first: one of them must receive first"
     elif kinds <= {"send", "recv"}:

@@ -365,6 +365,31 @@ def test_a_lost_file_is_not_blamed_where_a_message_is_left_over() -> None:
         assert found.culprits == ((0, 2) if sent else (3,))
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_the_op_at_which_ranks_left_each_other_is_told_of_a_mismatch(
+    skips: bool,
+) -> None:
+    """Rank 1 has no rows for an expert: its next op, which is alike, pairs with it."""
+    ranks = four()
+    for one in ranks:
+        # A branch for the root, in each step, is none of it.
+        for root_line in (5, 6)[: 2 - skips]:
+            one.issue("broadcast", done=True, line=root_line if one.rank else 4)
+        for line in (10, 11)[: 1 if skips and one.rank == 1 else 2]:
+            one.issue("all_gather", done=True, line=line)
+        if skips and one.rank == 1:
+            one.issue("all_gather", done=True, line=20)
+        one.issue("reduce" if one.rank == 1 else "all_gather", line=20)
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.OP_MISMATCH, (1,))
+    said = (
+        "; they were at different lines before that: rank 1 issued all_gather #3 "
+        "(train.py:20), ranks 0, 2–3 issued all_gather #3 (train.py:11)"
+    )
+    assert found.text.endswith(said) is skips
+    assert ("different lines" in found.text) is skips
+
+
 @pytest.mark.parametrize("counted", [True, False])
 def test_who_has_issued_other_ops_than_its_like_is_at_fault_in_a_cycle(
     counted: bool,
