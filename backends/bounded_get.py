@@ -15,8 +15,5 @@ _SHORTEST = 1e-3
 
 
 def bounded_get(items: queue.SimpleQueue[_T], timeout: float | None) -> _T:
-    """Return the next item, waiting `timeout` seconds at most; ``None``: for ever.
-
-    A wait that would be shorter than a millisecond is none. Raises `queue.Empty`.
-    """
+    """Return the next item, waiting `timeout` seconds at most; ``None``: for ever."""
     return items.get(timeout is None or timeout >= _SHORTEST, timeout)

@@ -14,10 +14,7 @@ REMEDY = "raise the limit before the ranks start (ulimit -n 4096)"
 
 
 def allow_descriptors(count: int) -> bool:
-    """Raise this process's limit to what it may be, unless `count` more fit in.
-
-    Returns whether they fit in now, also where that is not known.
-    """
+    """Raise this process's limit to what it may be, unless `count` more fit in."""
     if _fit_in(count):
         return True
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

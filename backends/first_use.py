@@ -26,10 +26,7 @@ def stubbed(file: str) -> dict[str, str]:
 def at_first_use(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
-
-    `modules` has the module within the package that each of its names is imported from.
-    """
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package."""
     namespace = vars(sys.modules[package])
 
     def get(name: str) -> Any:

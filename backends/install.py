@@ -34,10 +34,7 @@ def with_extra(extra: str) -> str:
 
 @cache
 def _origin() -> tuple[str, bool]:
-    """Return the URL that Rankscope was installed from, ``""`` for an index.
-
-    And whether the installation is editable.
-    """
+    """Return the URL that Rankscope was installed from, ``""`` for an index."""
     from importlib import metadata  # takes 15 ms, for a message
 
     for found in metadata.distributions(name="rankscope"):

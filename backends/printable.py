@@ -42,11 +42,7 @@ def _escaped(character: str) -> str:
 
 
 def print_anywhere(stream: TextIO) -> None:
-    """Let `stream` take any text: what its encoding lacks gets a like character.
-
-    Such is the standard output where ``PYTHONIOENCODING`` or the locale is ASCII, as in
-    many containers.
-    """
+    """Let `stream` take any text: what its encoding lacks gets a like character."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         codecs.register_error("rankscope", _replacement)
         stream.reconfigure(errors="rankscope")

@@ -20,10 +20,7 @@ __all__ = [
 
 
 def as_int(value: object, what: str) -> int:
-    """Return `value`, an int or what has ``__index__``, as numpy's integers.
-
-    Raises `TypeError`, which begins with `what`, for a float, even a whole one.
-    """
+    """Return `value`, an int or what has ``__index__``, as numpy's integers."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
@@ -33,10 +30,7 @@ def as_int(value: object, what: str) -> int:
 
 
 def as_list(values: Any, what: str, expected: str) -> list[Any]:
-    """Return what `values` yields; `TypeError`, which begins with `what`, for others.
-
-    `expected` says of what there may be several, or none.
-    """
+    """Return what `values` yields; a `TypeError` begins with `what`."""
     try:
         iterator = iter(values)
     except TypeError as error:

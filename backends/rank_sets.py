@@ -39,10 +39,7 @@ _PLURALS = {
 
 
 def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
-    """Return `ranks` in the syntax of ``-r``: ``{0, 2, 3}`` is ``"0,2-3"``.
-
-    `dash` joins the ends of a run; prose uses an en dash.
-    """
+    """Return `ranks` in the syntax of ``-r``: ``{0, 2, 3}`` is ``"0,2-3"``."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:
@@ -55,12 +52,7 @@ def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
 
 
 def parse_runs(text: str, what: str, besides: str = "") -> list[range]:
-    """Return the runs that `text` names, in its order.
-
-    The runs are ranges, so that 0-999999999 takes no memory. `what` is the word for
-    a number, such as ``"rank"``; `besides` is appended to the error message and names
-    the other permitted texts. Raises `ValueError` naming the offending part.
-    """
+    """Return the runs that `text` names, in its order."""
     runs = []
     for raw in text.split(","):
         part = raw.strip()
@@ -109,11 +101,7 @@ def group_by(
 
 
 def describe_members(ranks: Sequence[int]) -> str:
-    """Return the name of a group that has none: its ranks, in its own order.
-
-    ``"ranks 0,2-3"``, with the syntax of ``-r``; ``"ranks 3,0"`` where they are not in
-    ascending order.
-    """
+    """Return the name of a group that has none: its ranks, in its own order."""
     return f"ranks {write_members(tuple(ranks))}"
 
 
@@ -126,11 +114,7 @@ def write_members(ranks: tuple[int, ...]) -> str:
 
 @lru_cache(1024)
 def read_members(text: str) -> tuple[int, ...]:
-    """Return the ranks that `write_members` has written.
-
-    Raises `ValueError` for a text of another process that is none, or means more ranks
-    than there can be.
-    """
+    """Return the ranks that `write_members` has written."""
     found: list[int] = []
     try:
         for run in parse_runs(text, "rank") if text else ():

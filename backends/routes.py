@@ -11,10 +11,7 @@ __all__ = ["address_towards", "any_address", "is_link_local"]
 
 
 def address_towards(host: str, family: int = socket.AF_INET) -> str:
-    """Return the local address from which this host sends to `host`.
-
-    Raises `OSError` where no route leads there, or nobody knows the name.
-    """
+    """Return the local address from which this host sends to `host`."""
     family, kind, _, _, peer = socket.getaddrinfo(
         host, 9, family, type=socket.SOCK_DGRAM
     )[0]
@@ -25,10 +22,7 @@ def address_towards(host: str, family: int = socket.AF_INET) -> str:
 
 
 def is_link_local(host: str) -> bool:
-    """Return whether `host` is an IPv6 address that holds for one interface alone.
-
-    Other hosts cannot use it, ``fe80::1%eth0``, as they name their interfaces.
-    """
+    """Return whether `host` is an IPv6 address that holds for one interface alone."""
     try:
         return IPv6Address(host).is_link_local
     except ValueError:
@@ -36,10 +30,7 @@ def is_link_local(host: str) -> bool:
 
 
 def any_address() -> str:
-    """Return an address of this host that others may reach, of IPv4 if it has one.
-
-    Where there is none it is that of loopback.
-    """
+    """Return an address of this host that others may reach, of IPv4 if it has one."""
     found = [
         (one.family != socket.AF_INET, one.address)
         for addresses in psutil.net_if_addrs().values()

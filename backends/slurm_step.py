@@ -59,10 +59,7 @@ def fill_environment(env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def meeting_step(env: Mapping[str, str] = os.environ) -> str:
-    """Return the step, as ``21.3``, where none but its ranks are to meet; else nothing.
-
-    The numbers of another step may lead to the same port.
-    """
+    """Return the step, as ``21.3``, where its ranks alone are to meet; else nothing."""
     try:
         port = _port(env)
     except (KeyError, ValueError):
@@ -77,10 +74,7 @@ def _port(env: Mapping[str, str]) -> str:
 
 
 def _nodes(env: Mapping[str, str]) -> str:
-    """Return the nodes of the step; that of rank 0 is the first one.
-
-    With ``-m arbitrary`` a file has them in the order of the tasks.
-    """
+    """Return the nodes of the step; that of rank 0 is the first one."""
     if env.get("SLURM_DISTRIBUTION") == "arbitrary":
         return Path(env["SLURM_HOSTFILE"]).read_text(encoding="utf-8").split()[0]
     return env["SLURM_STEP_NODELIST"]

@@ -84,11 +84,7 @@ def take_tag(tag: int, name: str, pg: ProcessGroup) -> int:
 
 
 def take_device(device: Any, where: Place) -> tuple[str, int | None]:
-    """Return device type and index of a `device` argument; ``None``: no index.
-
-    It is a type such as ``'cuda'``, with an index ``'cuda:0'``, or what has a
-    `type` and perhaps an `index`, as ``torch.device`` does. `ValueError` otherwise.
-    """
+    """Return device type and index of a `device` argument; ``None``: no index."""
     if isinstance(device, str):
         kind, colon, number = device.partition(":")
         if kind.isidentifier() and (not colon or number.isdecimal()):
@@ -169,10 +165,7 @@ def take(
 
 
 class Call(Place):
-    """The arrays of one call of an op, as the recorder lists them: inputs come first.
-
-    They are validated one after the other, and have to be on one device type.
-    """
+    """The arrays of one call of an op, as the recorder lists them: inputs first."""
 
     __slots__ = ("arrays", "device", "names")
 

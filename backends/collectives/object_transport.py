@@ -27,11 +27,7 @@ Host = Any
 
 
 class ObjectTransport:
-    """The array ops of one object collective, on host arrays.
-
-    Each op returns after its results are written. `kind` is the main op of the
-    collective.
-    """
+    """The array ops of one object collective, on host arrays."""
 
     def __init__(self, where: Place, kind: OpType, device: Any = None) -> None:
         self._where, self._pg = where, where.pg

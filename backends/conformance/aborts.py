@@ -140,10 +140,7 @@ def check_group(trial: Trial) -> None:
     "an abort ends an op that all ranks are in, and the group is rebuilt",
 )
 def abort_running(trial: Trial, late: bool = False) -> None:
-    """Abort an op that every rank is in, at whatever point; rebuild.
-
-    With `late`, check that the backend does not write to its array afterwards.
-    """
+    """Abort an op that every rank is in, at whatever point; rebuild."""
     first_claimed(trial, "all_reduce")
     options, group = trial.options, trial.group
     x = trial.array(np.ones(options.running_bytes // 8))

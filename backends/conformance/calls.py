@@ -87,10 +87,7 @@ OPS = tuple(_CALLS)
 
 
 def start(trial: Trial, name: str, x: Any) -> list[Work]:
-    """Start the op called `name` on `x` and arrays of its size; return its Works.
-
-    Rank 0 needs the last rank to end it. With a single rank there is no recv.
-    """
+    """Start the op called `name` on `x` and arrays of its size; return its Works."""
     works = _CALLS[name](_Call(trial, x))
     return works if isinstance(works, list) else [works]
 
@@ -115,10 +112,7 @@ def _refusal(trial: Trial, name: str) -> str | None:
 
 
 def claimed(trial: Trial) -> list[str]:
-    """Return the ops of `OPS` that the backend claims and that are to be tried.
-
-    Raises `Unclaimed` if there is none.
-    """
+    """Return the ops of `OPS` that the backend claims and that are to be tried."""
     found = [name for name in OPS if claims(trial, name)]
     found = [name for name in found if trial.options.includes(name)]
     if not found:
@@ -127,10 +121,7 @@ def claimed(trial: Trial) -> list[str]:
 
 
 def first_claimed(trial: Trial, *names: str) -> str:
-    """Return the first of `names` that the backend claims.
-
-    Raises `Unclaimed` if there is none.
-    """
+    """Return the first of `names` that the backend claims."""
     had = claimed(trial)
     for name in names:
         if name in had:

@@ -28,10 +28,7 @@ def raises(kind: type[BaseException], match: str = "") -> Iterator[None]:
 
 
 def same(found: npt.ArrayLike, wanted: npt.ArrayLike) -> None:
-    """Fail with one line of text unless every element of `found` is as `wanted`.
-
-    A scalar `wanted` is expected of every element.
-    """
+    """Fail with one line of text unless every element of `found` is as `wanted`."""
     got, expected = np.asarray(found), np.asarray(wanted)
     if expected.ndim:
         assert got.shape == expected.shape, (

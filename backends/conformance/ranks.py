@@ -248,11 +248,7 @@ class Ranks:
     def any_report(
         self, among: Collection[int], timeout: float
     ) -> tuple[int, Any] | None:
-        """Return the next value that one of the ranks `among` reports, and its rank.
-
-        Returns ``None`` if none reports within `timeout` s; raises `RankFailure` if
-        one of them ends without a report.
-        """
+        """Return the next value that one of the ranks `among` reports, and its rank."""
         end = min(self._deadline, time.monotonic() + timeout)
         while True:
             for rank in among:
@@ -264,11 +260,7 @@ class Ranks:
                 return None
 
     def wait(self) -> list[Any]:
-        """Wait for the end of all ranks; return their results (killed: ``None``).
-
-        Raises `RankFailure` with every traceback, and the output of the ranks
-        concerned, if a rank raised, died unasked or is not done by the deadline.
-        """
+        """Wait for the end of all ranks; return their results (killed: ``None``)."""
         while pending := [r for r in range(self.size) if not self._is_over(r)]:
             if not self._receive(pending, self._deadline):
                 self._fail(f"ranks {pending} were not done in time")

@@ -39,10 +39,7 @@ NUMPY: dict[ReduceOp, Any] = {
 
 
 def data(rank: int, size: int, dtype: str, salt: int = 0) -> Array:
-    """Return the input of `rank`: 0 … 2, for signed dtypes -2 … 2; read-only.
-
-    Small arrays are cached, because many cases use the same ones.
-    """
+    """Return the input of `rank`: 0 … 2, for signed dtypes -2 … 2; read-only."""
     make = _drawn_once if size <= LARGE else _drawn
     return make(rank, size, dtype, salt)
 

@@ -167,10 +167,7 @@ class Report:
 
 
 class Printer:
-    """Writes the report while the rules are tried.
-
-    What is skipped stands at the end of its level, one line for each reason.
-    """
+    """Writes the report while the rules are tried."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout

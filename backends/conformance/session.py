@@ -53,10 +53,7 @@ class Setup:
                     raise LaunchError(f"{name} failed: {describe(error)}") from error
 
     def make_arrays(self, rank: int) -> Arrays:
-        """Return the arrays of the device under test, on `rank`.
-
-        Raises `LaunchError` if they cannot be made.
-        """
+        """Return the arrays of the device under test, on `rank`."""
         usual = DeviceArrays if self.device == "cuda" else HostArrays
         kind = load(self.arrays) if self.arrays else usual
         try:
@@ -78,10 +75,7 @@ class Setup:
 
 
 def load(name: str) -> Any:
-    """Import ``"module"``, or take ``function`` of ``"module:function"``.
-
-    Raises `LaunchError`, which has the line of the module that failed.
-    """
+    """Import ``"module"``, or take ``function`` of ``"module:function"``."""
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)

@@ -49,10 +49,7 @@ def select(
     names: Sequence[str] = (),
     options: Options | None = None,
 ) -> list[Rule]:
-    """Return the rules of `levels`, in order.
-
-    `names` takes the rules that are called so, and `options` those about its ops.
-    """
+    """Return the rules of `levels`, in order."""
     return [
         rule
         for rule in RULES

@@ -364,10 +364,7 @@ def describe(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the line of the backend, or else of the rule, that raised, if any.
-
-    The line of the backend is that of the innermost cause that has one.
-    """
+    """Return the line of the backend, or else of the rule, that raised, if any."""
     rule = backend = ""
     cause: BaseException | None = error
     while cause is not None:

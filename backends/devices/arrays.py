@@ -60,10 +60,7 @@ def is_device_type(name: str) -> bool:
 
 
 def device_type(array: Any, argument: str, where: object) -> str:
-    """Return the device type of `array`, which selects the backend of an op.
-
-    Raises `TypeError` for a value that does not export DLPack, or cannot.
-    """
+    """Return the device type of `array`, which selects the backend of an op."""
     if type(array) is np.ndarray:
         return "cpu"
     if isinstance(array, np.generic) or not hasattr(array, "__dlpack_device__"):
@@ -88,14 +85,7 @@ def device_type(array: Any, argument: str, where: object) -> str:
 def native(
     array: Any, device: str, argument: str, where: object, *, writable: bool = True
 ) -> Any:
-    """Return `array` as the array type of the backends, with the same memory.
-
-    CPU arrays become `numpy.ndarray`, CUDA arrays `cupy.ndarray` where cupy is
-    installed. Raises `TypeError` for a dtype that is not numeric, for a subclass of
-    numpy's arrays that is more than its data, or for an array whose memory cannot be
-    shared. Raises `ValueError` for an array that is not
-    C-contiguous, and for a read-only array if `writable` is true.
-    """
+    """Return `array` as numpy's, or cupy's if it is installed, of the same memory."""
     if getattr(array, "requires_grad", False) and _library_of(array) == "torch":
         # As torch's collectives: the data, of which the graph learns nothing.
         array = array.detach()
@@ -256,11 +246,7 @@ def _is_read_only(array: Any) -> bool:
 def check_list(
     value: Any, argument: str, length: int, where: object, *, replaced: bool = False
 ) -> None:
-    """Raise unless `value` is a list of `length` entries, one per rank.
-
-    It may be a tuple, unless its entries are `replaced`. Raises `TypeError` for another
-    type, `ValueError` for another length.
-    """
+    """Raise unless `value` is a list of `length` entries, one per rank."""
     if not isinstance(value, list if replaced else (list, tuple)):
         raise TypeError(
             f"{where}: {argument} is a {type(value).__name__}; expected a list of "
@@ -278,10 +264,7 @@ def check_list(
 
 @dataclass(frozen=True)
 class Float8:
-    """The attributes of `numpy.dtype` that the backends use; `itemsize` is in bytes.
-
-    `kind` is the same as that of the dtypes of the package ml_dtypes.
-    """
+    """The attributes of `numpy.dtype` that the backends use; `itemsize` is in bytes."""
 
     name: str
     kind: str = "V"
@@ -298,10 +281,7 @@ _FLOAT8 = {
 
 
 class Float8Array:
-    """An array of `dtype` that uses the memory of `data`, an array of bytes.
-
-    Other attributes (shape, device, address, flags) are read from `data`.
-    """
+    """An array of `dtype` that uses the memory of `data`, an array of bytes."""
 
     def __init__(self, data: Any, dtype: Float8) -> None:
         self._bytes, self.dtype = data, dtype

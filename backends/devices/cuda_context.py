@@ -68,10 +68,7 @@ class CudaContexts:
         return int(count)
 
     def uuid(self, index: int) -> str:
-        """Return the UUID of device `index`, which is that of its MIG instance if any.
-
-        It is the same in every process and on every host.
-        """
+        """Return the UUID of device `index`, that of its MIG instance if any."""
         # CUDA 13 gave the name of the first version, which knows no MIG, to the second.
         get_uuid = getattr(
             self._driver, "cuDeviceGetUuid_v2", self._driver.cuDeviceGetUuid
@@ -81,10 +78,7 @@ class CudaContexts:
         return str(UUID(bytes=bytes(found.bytes)))
 
     def enter(self, index: int) -> int | None:
-        """Make the primary context of device `index` current on the calling thread.
-
-        Returns the argument of `restore`; ``None`` if the context is current already.
-        """
+        """Make the context of device `index` current; return what `restore` takes."""
         # On the path of each op: as few calls as possible.
         result, current = self._get_current()
         if result != self._success:
@@ -108,10 +102,7 @@ class CudaContexts:
         return primary
 
     def check(self, answer: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the values after the CUresult that `answer` begins with.
-
-        Raises `LibraryFailure` unless the CUresult is ``CUDA_SUCCESS``.
-        """
+        """Return the values of `answer` after its CUresult, if that is a success."""
         result, *values = answer
         if result != self._success:
             _, text = self._driver.cuGetErrorString(result)
@@ -143,11 +134,7 @@ _contexts: CudaContexts | None = None
 
 
 def cuda_contexts() -> CudaContexts:
-    """Return the contexts of this process.
-
-    Raises `ImportError` where cuda-bindings is not installed, and `LibraryFailure`
-    where its driver cannot be used.
-    """
+    """Return the contexts of this process."""
     global _contexts
     if _contexts is None:
         from cuda.bindings import driver

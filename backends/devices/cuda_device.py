@@ -28,11 +28,7 @@ _driver: Cuda | None = None
 
 
 def set_device(index: int | None) -> None:
-    """Set this process's CUDA device.
-
-    ``None`` falls back to the device assigned by the launcher, then to the calling
-    thread's current device.
-    """
+    """Set this process's CUDA device; ``None``: the launcher's, or the thread's own."""
     global _set
     _set = index
 
@@ -60,10 +56,7 @@ def use_driver(driver: Cuda | None) -> None:
 
 
 def chosen_device() -> int | None:
-    """Return the configured device, else the calling thread's current one.
-
-    ``None`` if no device is configured and the thread never chose one.
-    """
+    """Return the configured device, else the thread's current one, else ``None``."""
     configured = configured_device()
     if configured is not None:
         return configured
@@ -92,11 +85,7 @@ def _is_integer(value: object) -> bool:
 
 
 def device_index(device_id: Any, where: str) -> int:
-    """Return the index of `device_id`: a number, or a device of cupy or torch.
-
-    Raises `TypeError` for a value of another type and `ValueError` for a device that
-    is no CUDA device; `where` is the first part of the message.
-    """
+    """Return the index of `device_id`: a number, or a device of cupy or torch."""
     kind = getattr(device_id, "type", "cuda")
     # numpy's integers are no int.
     index = int(device_id) if _is_integer(device_id) else device_id

@@ -48,10 +48,7 @@ class Cuda(Protocol):
         """Return whether a CUDA graph is being captured on `stream`."""
 
     def new_stream(self, *, high_priority: bool = False) -> int:
-        """Create a stream that is not synchronized with the legacy default stream.
-
-        With `high_priority` the stream has the highest priority of the device.
-        """
+        """Create a stream that is not synchronized with the legacy default stream."""
 
     def free_stream(self, stream: int) -> None: ...
 

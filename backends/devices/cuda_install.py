@@ -40,10 +40,7 @@ def install_command() -> str:
 
 
 def for_cuda(package: str) -> str:
-    """Return `package` with the CUDA version of cupy, else with both versions.
-
-    `package` has one ``{}``, for the major version.
-    """
+    """Return `package` with the CUDA version of cupy, else with both versions."""
     cuda = cuda_of_cupy()
     if cuda is None:
         return f"{package.format(13)} (CUDA 12: {package.format(12)})"

@@ -32,10 +32,7 @@ class GpuUse(NamedTuple):
 
 
 class GpuMemory:
-    """The memory of the CUDA device `index`.
-
-    Where NVML cannot be used, `read` returns ``None``.
-    """
+    """The memory of the CUDA device `index`."""
 
     def __init__(self, index: int) -> None:
         self._nvml: Any = None

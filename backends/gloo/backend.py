@@ -53,10 +53,7 @@ class Reduction(NamedTuple):
 
 
 class GlooBackend(Backend):
-    """gloo for one group on this rank; see `Backend` for the contract.
-
-    Collectives run in the order of issue, whichever way each of them goes.
-    """
+    """gloo for one group on this rank; see `Backend` for the contract."""
 
     name = "gloo"
     interface_version = 1

@@ -165,11 +165,7 @@ class SideProcess:
         output: int = 0,
         moved: str = "",
     ) -> None:
-        """Run one collective of gloo, from the start of the memory to byte `output`.
-
-        `moved` is the dtype of arrays that are moved as bytes. Raises
-        `ConnectionLostError` with what gloo says, `EOFError` if the process ends.
-        """
+        """Run one collective of gloo, from the start of the memory to byte `output`."""
         self._calls += 1
         command = [kind, count, dtype, reduction, root, output]
         # Ranks that do not call alike have different tags: they wait for each other,

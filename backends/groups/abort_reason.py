@@ -115,10 +115,7 @@ class ConnectionLoss:
         return self.deadline - time.monotonic()
 
     def wait(self, overdue: bool) -> float:
-        """Return for how many seconds the cause may still come; negative: no more.
-
-        `overdue` is whether an op has passed its deadline.
-        """
+        """Return for how many seconds the cause may still come; negative: no more."""
         return self.left - (VERDICT_WAIT - _OVERDUE_WAIT if overdue else 0.0)
 
     def agree(self, first: AbortReason | None) -> None:
@@ -215,11 +212,7 @@ class Departures:
     def refuse(
         self, op_type: OpType, peer: int | None, number: int, *, buffered: bool
     ) -> None:
-        """Raise `DistAbortedError` for an op that would wait for a rank that left.
-
-        `peer` is a rank in the group, `number` the one that a collective is about to
-        get. `buffered`: whether a message may have arrived before it is received.
-        """
+        """Raise `DistAbortedError` for an op that would wait for a rank that left."""
         if buffered and op_type is OpType.RECV:
             return
         departure = self._needed(op_type, peer, number)
@@ -235,11 +228,7 @@ class Departures:
             )
 
     def verdict(self, works: Iterable[Work], *, lost: bool) -> Departure | None:
-        """Return the departure for which the group has to be aborted now, if any.
-
-        `works` are in flight; `lost`: whether the backend has lost a connection, and
-        with it all of them.
-        """
+        """Return the departure for which the group has to be aborted now, if any."""
         doomed: list[Departure] = []
         others = 0
         for work in works:

@@ -438,11 +438,7 @@ def is_xccl_available() -> bool:
 
 
 def fail_on_async_error() -> None:
-    """End the script with status 120 if an op failed unseen after ``wait()``.
-
-    As an op on a GPU may, see `work.async_errors`: results may be invalid. It is an
-    exit handler, which a notebook's engine does without: its cells report.
-    """
+    """End the script with status 120 if an op failed unseen after ``wait()``."""
     error = world.async_error()
     if error is None or hasattr(sys, "ps1") or hasattr(sys, "last_value"):
         return

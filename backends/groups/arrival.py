@@ -83,12 +83,7 @@ def arrived(store: Store) -> Store:
 def await_ranks(
     store: Store, rank: int, world_size: int, timeout: float, otherwise: str = ""
 ) -> None:
-    """Wait until every rank has called this function over `store`.
-
-    The error ends with `otherwise`: what does without the others.
-    Raises `DistStoreTimeoutError`, whose culprits are the ranks that did not come
-    within `timeout` seconds; `ValueError` where rank 0 has another `world_size`.
-    """
+    """Wait until every rank has called this function over `store`."""
     here, me = arrived(store), f"{platform.node()}:{os.getpid()}"
     mine = f"{world_size} {me}"
     before = here.compare_set(str(rank), "", mine).decode()
@@ -193,10 +188,7 @@ def _size(value: str) -> int:
 
 
 def _oddities(came: Mapping[int, str], world_size: int) -> Iterator[str]:
-    """Yield what may explain that ranks are missing, each with a semicolon.
-
-    `came` has the values of those that are there.
-    """
+    """Yield what may explain that ranks are missing, each with a semicolon."""
     for rank, value in came.items():
         _, process, *other = value.split()
         if _size(value) != world_size:
@@ -235,10 +227,7 @@ def hurry(store: Store) -> None:
 
 
 def say_goodbye(store: Store, rank: int, size: int, *, wait: bool = True) -> None:
-    """Withdraw the death notices of this rank; on rank 0 wait for the others.
-
-    `wait` is whether rank 0 waits. `store` remains to be closed.
-    """
+    """Withdraw the death notices of this rank; on rank 0 wait for the others."""
     hurry(store)
     goodbye = PrefixStore("goodbye", store)
     try:

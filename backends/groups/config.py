@@ -219,10 +219,7 @@ def _served(name: str) -> tuple[str, ...] | None:
 
 
 def bound_index(device_id: Any, config: BackendConfig, op: str) -> int | None:
-    """Return the CUDA device to which `device_id` binds a group with `config`.
-
-    `TypeError` or `ValueError`, which begins with `op`, if it is no such device.
-    """
+    """Return the CUDA device to which `device_id` binds a group with `config`."""
     if device_id is None:
         return None
     index = device_index(device_id, op)
@@ -254,10 +251,7 @@ def why_unusable(backend: str | None) -> str | None:
 
 
 def default_instead(backend: str | None, how: str) -> str:
-    """Return a sentence that names the default, as `how`, for config `backend`.
-
-    Empty where `backend` is the default.
-    """
+    """Return a sentence that names the default, as `how`, for config `backend`."""
     default = BackendConfig().device_backend_map["cpu"]
     if not backend or default in BackendConfig(backend).device_backend_map.values():
         return ""

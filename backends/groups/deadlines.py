@@ -28,10 +28,7 @@ _OVERDUE_WAIT = 6.0
 
 
 class Deadlines:
-    """The deadlines of the ops in flight of one generation, for the watchdog.
-
-    `inquiry` finds out why an op does not end.
-    """
+    """The deadlines of the ops in flight of one generation, for the watchdog."""
 
     def __init__(self, spec: GroupSpec, inquiry: Inquiry) -> None:
         self._spec, self._inquiry = spec, inquiry

@@ -144,14 +144,7 @@ class Generation:
     # -- backends ----------------------------------------------------------
 
     def backend_for(self, device: str, op_type: OpType | None = None) -> Backend:
-        """Return the backend of `device`, building it if this is its first use.
-
-        `op_type` is the op that needs the backend, if one does.
-
-        Raises `ValueError` where the group has no backend for `device`,
-        `DistAbortedError` after an abort, and the `DistError` of a backend that
-        cannot be built.
-        """
+        """Return the backend of `device`, building it if this is its first use."""
         with self.issue_lock:
             self.raise_if_aborted(op_type)
             backend = self.backends.get(device)
@@ -333,15 +326,7 @@ class Generation:
         publish: bool = True,
         remedy: str = "",
     ) -> None:
-        """Fail the ops in flight and stop the backends, here and on every rank.
-
-        Every Work in flight ends as ABORTED with `reason`, or as TIMED_OUT if it is
-        overdue; ops issued later raise `reason`. Returns at once, whatever the
-        backends hang in. Does nothing once the generation has ended. `by` is who aborts
-        (default: this rank), `culprits` are the global ranks that are the cause.
-        `publish` is whether the other ranks are to abort, too. `remedy` is what can be
-        done, by default a rebuild.
-        """
+        """Fail the ops in flight and stop the backends, here and on every rank."""
         by = by or f"rank {self.spec.global_rank}"
         made = AbortReason(reason, by, culprits=tuple(culprits), remedy=remedy)
         self._abort(made, publish)
@@ -469,11 +454,7 @@ class Generation:
     def refuse(
         self, op_type: OpType, peer: int | None, backend: Backend | None = None
     ) -> None:
-        """Raise the error of an op that cannot begin now; the issue lock is held.
-
-        The generation has ended, `backend` is suspended, or a rank has left that the op
-        needs. `peer` is a rank in the group; no `backend`: none runs the op.
-        """
+        """Raise the error of an op that cannot begin now; the issue lock is held."""
         if self.aborted is not None:
             self.raise_if_aborted(op_type)
         if self.departures.by_rank:
@@ -543,10 +524,7 @@ class Generation:
         return Departure(rank, text, number, remedy, self.number)
 
     def linger(self, deadline: float) -> None:
-        """Wait until every rank has left, if a backend that closes fails the others.
-
-        No longer than until `deadline` (``time.monotonic()``).
-        """
+        """Wait until every rank has left, if a backend that closes fails the others."""
         if self._departed and any(one.lingers for one in self.backends.values()):
             self._peers.await_departures(max(0.0, deadline - time.monotonic()))
 
@@ -573,10 +551,7 @@ class Generation:
         recorder.changed()
 
     def forget(self, *, for_good: bool = True) -> None:
-        """Have the store forget the group, which this rank has shut down for good.
-
-        Else this generation alone: the rank has begun a later one.
-        """
+        """Have the store forget the group, which this rank has shut down for good."""
         if for_good:
             self._peers.forget()
         else:
@@ -659,10 +634,7 @@ class Generation:
 
 
 def _call_hooks(spec: GroupSpec, aborting: set[int]) -> None:
-    """Call the hooks of an abort; wait for them, but not for one that hangs.
-
-    Their thread is added to those that are `aborting`.
-    """
+    """Call the hooks of an abort; wait for them, but not for one that hangs."""
     hooks, over = list(spec.abort_hooks.values()), threading.Event()
 
     def call() -> None:

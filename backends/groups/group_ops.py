@@ -48,10 +48,7 @@ class GroupOps:
     def _start(
         self, function: Function, limit: Any, *arrays: Any, **kwargs: Any
     ) -> Work:
-        """Call a function of ``rankscope``; torch's groups have another such method.
-
-        `limit` is a timeout, or options that have one.
-        """
+        """Call a function of ``rankscope``; `limit`: a timeout, or options with one."""
         timeout: Timeout = getattr(limit, "timeout", limit)
         own = contextlib.nullcontext() if timeout is None else op_timeout(timeout)
         with own:

@@ -95,10 +95,7 @@ Answers = Mapping[int, "dict[str, Any] | None"]
 
 
 def main_thread_place() -> Place:
-    """Return the innermost line of the main thread that is no library's.
-
-    Where it waits for a thread to end, that of the thread; for a task, of the task.
-    """
+    """Return the innermost line of the main thread that is no library's."""
     frame = users_frame(_innermost())
     if frame is None:
         return Place("", "is in no line of its script")
@@ -120,10 +117,7 @@ def _innermost() -> FrameType | None:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what an error says; of one from a worker of torch's data loader, its own.
-
-    ``Caught KeyError in DataLoader worker process 0: KeyError: 'lr'``
-    """
+    """Return what an error says, or the one of a data loader's worker in it."""
     text = str(error)
     caught, found, trace = text.partition(_FROM_WORKER)
     lines = trace.strip().splitlines() if found else []
@@ -131,11 +125,7 @@ def message_of(error: BaseException) -> str:
 
 
 def handled_exception() -> tuple[str, str]:
-    """Return what the main thread handles, and the line that raised it.
-
-    ``("ValueError: no data", "train.py:31")``; empty where it handles none, or the
-    error of an op, which is a consequence.
-    """
+    """Return what the main thread handles, and the line that raised it."""
     error = current_exception()
     if error is None or isinstance(error, DistError):
         return "", ""

@@ -220,11 +220,7 @@ class Job:
         return after_store_loss() if self._serves_store() else after_departure()
 
     def _disown(self) -> None:
-        """Leave the groups to the parent: this process is its forked child.
-
-        The child would read and write the parent's sockets. It may make groups of its
-        own, as a rank of its own.
-        """
+        """Leave the groups to the parent: this process is its forked child."""
         if self.rank is None:
             return
         self.no_groups = why = (
@@ -244,10 +240,7 @@ class Job:
         self._ended = {}
 
     def announce_end(self) -> None:
-        """Have rank 0 not wait for this one, whose program an error has ended.
-
-        Its process ends later: once it has written a report.
-        """
+        """Have rank 0 not wait for this one, whose program an error has ended."""
         if self._own_store is not None and self.rank is not None:
             arrival.announce_end(self._own_store, self.rank)
 
@@ -257,11 +250,7 @@ class Job:
 
 
 def leave_to_rebuild(groups: Sequence[ProcessGroup], call: str) -> None:
-    """Tell the other ranks of `groups` that this one begins new generations by `call`.
-
-    What they have in flight with it would wait for it. Groups that are aborted have
-    told why already.
-    """
+    """Tell the other ranks that this one begins new generations by `call`."""
     error = sys.exc_info()[1]
     how = f" by {call} at {recorder.name_source(user_frame())}"
     if error is not None:
@@ -312,10 +301,7 @@ class EndedRanks:
         self._row.append_at_end(died.to_json())
 
     def will_leave(self, how: str, remedy: str) -> None:
-        """Have the others told that this rank left, and `how`, once it has ended.
-
-        `remedy` is what they can do.
-        """
+        """Have the others told that this rank left, and `how`, once it has ended."""
         if not self._row.append_at_end(self._left(how, remedy)):
             self.leave(how, remedy)
 

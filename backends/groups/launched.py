@@ -51,10 +51,7 @@ _began = _has_begun = False
 
 
 class LaunchedStore(PrefixStore):
-    """The keys of round `number`, in the store `base` of the launcher.
-
-    `way` is how this process comes to it: `FRESH`, `INIT` or `REBUILD`.
-    """
+    """The keys of round `number`, in the store `base` of the launcher."""
 
     def __init__(self, base: Store, number: int, way: str = INIT) -> None:
         super().__init__(f"round/{number}", base)

@@ -348,11 +348,7 @@ def get_backend(group: Group = None) -> str:
 
 
 def resolve_group(group: Group, op: str) -> ProcessGroup:
-    """Return the group that `group` stands for.
-
-    Raises `ValueError` where this rank is not in it and where there is no default
-    group yet, `TypeError` for anything but a group or ``None``.
-    """
+    """Return the group that `group` stands for."""
     if group is None:
         return world.get_group()
     if isinstance(group, ProcessGroup):

@@ -151,10 +151,7 @@ class PeerWatch:
         row.append(departure.to_json())
 
     def publish_departure_at_end(self, departure: Departure) -> None:
-        """Tell the other ranks that this one left, once its process has ended.
-
-        If the store does not report that, they learn of it now.
-        """
+        """Tell the other ranks that this one left, once its process has ended."""
         if self._left_for_good.append_at_end(departure.to_json()):
             # It is no death.
             self._group_store.last_will("death", b"")

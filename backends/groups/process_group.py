@@ -71,13 +71,7 @@ class ProcessGroup(Dispatcher):  # numpydoc ignore=PR01
         origin: Origin | None = None,
         ended: Mapping[int, Departure] = MappingProxyType({}),
     ) -> None:
-        """Make this rank's part of a group, of so many seconds of `timeout` for an op.
-
-        `World` calls it. `store` is shared by all ranks; the keys get a prefix of their
-        own. `origin` is the group that this one is made from, if every rank knows it:
-        its backends may be split from those. `ended` are the ranks of the job that
-        ended, which may have done so before they made the group.
-        """
+        """Make this rank's part of a group; an op has `timeout` seconds."""
         spec = GroupSpec(name, ranks, global_rank, config, timeout)
         # The ranks of a later generation may be other processes: it has no origin.
         super().__init__(spec, Generation(spec, generation, store, origin=origin))

@@ -31,10 +31,7 @@ def _restarts_together() -> bool:
 
 
 def note_notebook(restarts_together: Callable[[], bool] = _restarts_together) -> None:
-    """Have errors offer magics from now on: this process is a rank of a notebook.
-
-    `restarts_together` returns whether single ranks cannot be replaced, as of MPI.
-    """
+    """Have errors offer magics from now on: this process is a rank of a notebook."""
     global _in_notebook, _restarts_together
     _in_notebook, _restarts_together = True, restarts_together
 
@@ -70,10 +67,7 @@ def after_death() -> str:
 
 
 def in_torch(*, dead: bool) -> str:
-    """Return what to do where a group of torch's own was aborted.
-
-    `dead`: because a rank has died.
-    """
+    """Return what to do where a group of torch's own was aborted."""
     if not _in_notebook:
         return "start the script again"
     return _restart() if dead else "make it usable again with %dist_rebuild"

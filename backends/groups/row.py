@@ -24,10 +24,7 @@ class Row:
         self._store, self._name, self._place = store, name, place
 
     def append(self, value: str) -> None:
-        """Set the next key; wait half a second for the store.
-
-        It may be that of a rank that is stopped.
-        """
+        """Set the next key; wait half a second for the store."""
 
         def add() -> None:
             try:
@@ -48,10 +45,7 @@ class Row:
         keep: Callable[[Callable[[], None]], None],
         number: int = 1,
     ) -> None:
-        """Call ``hear(number, value)`` as keys from `number` on are set.
-
-        ``keep(cancel)`` gets what ends the watch of the next one.
-        """
+        """Call ``hear(number, value)`` as keys from `number` on are set."""
 
         def heard(value: bytes) -> None:
             hear(number, value)

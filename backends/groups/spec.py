@@ -17,11 +17,7 @@ __all__ = ["NON_GROUP_MEMBER", "GroupSpec", "NonGroupMember", "Origin"]
 
 
 class GroupSpec:
-    """Name, ranks, backends and timeout of a group, as this rank sees them.
-
-    `ranks` are global ranks; `rank` is the place of this process, global rank
-    `global_rank`, among them. `timeout` is in seconds.
-    """
+    """Name, ranks, backends and timeout of a group, as this rank sees them."""
 
     def __init__(
         self,
@@ -78,10 +74,7 @@ class _Parent(Protocol):
 
 @dataclass(frozen=True)
 class Origin:
-    """The group that another one is made from, which leaves out `excluded` ranks.
-
-    `release`: see `Backend.split_from`.
-    """
+    """The group that another one is made from, which leaves out `excluded` ranks."""
 
     group: _Parent
     excluded: tuple[int, ...] = ()

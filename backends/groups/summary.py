@@ -181,10 +181,7 @@ def since(before: int, now: int) -> int:
 
 
 def summarize(spec: GroupSpec, current: Generation, aborts: int) -> GroupStatus:
-    """Return state, progress and oldest op in flight of `current`.
-
-    `aborts` is how many generations before it were aborted.
-    """
+    """Return state, progress and oldest op in flight of `current`."""
     current.refresh()
     status = current.status
     oldest = next(iter(list(status.in_flight.values())), None)
@@ -260,10 +257,7 @@ class WatchedGroup(Protocol):
         """
 
     def goes_on_without(self, ranks: Collection[int]) -> bool:
-        """Return whether these global ranks may die without harm to the group.
-
-        None of a group that is being made: all ranks of the world meet there.
-        """
+        """Return whether these global ranks may die without harm to the group."""
         return False
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:
@@ -309,13 +303,7 @@ class GroupSource(Protocol):
         """
 
     def note_causes(self, found: Mapping[str, FoundCause]) -> None:
-        """Keep why ops hang, by the id of the group, for the errors of those that fail.
-
-        What was found earlier no longer holds.
-        """
+        """Keep why ops hang, by the id of the group, for the errors of these."""
 
     def import_group(self, exported: Mapping[str, Any]) -> None:
-        """Have a group that another rank exported among `groups`, until its rebuild.
-
-        Does nothing where this rank has it.
-        """
+        """Have a group that another rank exported among `groups`, until its rebuild."""

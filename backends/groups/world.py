@@ -166,10 +166,7 @@ class World(Job):
     def shrink(
         self, group: ProcessGroup, excluded: Sequence[int], *, abort: bool
     ) -> ProcessGroup:
-        """Make a group of the ranks of `group` without its ranks `excluded`.
-
-        With `abort`, `group` is aborted as soon as the new group does not need it.
-        """
+        """Make a group of the ranks of `group` without its ranks `excluded`."""
         staying = [r for place, r in enumerate(group.ranks) if place not in excluded]
         left_out = [group.ranks[place] for place in excluded]
         reason = (
@@ -206,10 +203,7 @@ class World(Job):
         return made
 
     def get_group(self, name: str | None = None) -> ProcessGroup:
-        """Return the group with the name or id `name` (default: the current one).
-
-        Raises `ValueError` if there is none, or if several have the name.
-        """
+        """Return the group with the name or id `name` (default: the current one)."""
         if name is None and self.current is not None:
             return self.current
         return self._find(DEFAULT if name is None else name, self.groups())
@@ -272,10 +266,7 @@ class World(Job):
         return [*self.groups(), *self.watched_groups()]
 
     def summary(self) -> tuple[GroupStatus, ...]:
-        """Return the status of this rank in each of its groups.
-
-        The groups of other libraries follow our own.
-        """
+        """Return the status of this rank in each of its groups."""
         return tuple(one.summary() for one in self.all_groups())
 
     def advice(self) -> tuple[str, ...]:
@@ -283,11 +274,7 @@ class World(Job):
         return tuple(sentence for source in self.sources for sentence in source.advice)
 
     def note_causes(self, found: Mapping[str, tuple[str, Sequence[int]]]) -> None:
-        """Keep why ops hang for the errors of those that time out.
-
-        `found` has the text and the ranks at fault, by the id of the group; what was
-        found earlier no longer holds.
-        """
+        """Keep why ops hang for the errors of those that time out."""
         causes = {key: FoundCause(*told) for key, told in found.items()}
         for group in self.groups():
             group.current.deadlines.cause = causes.get(group.key.id)
@@ -371,13 +358,7 @@ class World(Job):
         generation: int | None = None,
         store: Store | None = None,
     ) -> list[str]:
-        """Begin a new generation of groups; return their names.
-
-        `group` is an id (`GroupKey.id`), or a name that one group has; ``None``: all.
-        `generation` is the number, the same on every rank (default: the next one).
-        `store` replaces the store of all groups rebuilt from now on. Raises
-        `ValueError` where this rank is not in `group`.
-        """
+        """Begin a new generation of groups; return their names."""
         with self._lock:
             # A notebook restarts dead ranks first.
             self._dead.clear()
@@ -391,10 +372,7 @@ class World(Job):
             return [one.key.name for one in chosen]
 
     def begin_round(self, store: LaunchedStore) -> None:
-        """Have all own groups, and those made later, go on in the keys of `store`.
-
-        Their generation is the number of the round: that of fresh processes, too.
-        """
+        """Have all own groups, and those made later, go on in the keys of `store`."""
         with self._lock:
             self.store, self.round = store, store.number
             if self._own_store is not None:
@@ -435,10 +413,7 @@ class World(Job):
             }
 
     def import_groups(self, exported: dict[str, Any]) -> list[str]:
-        """Make this rank's groups from another rank's `export_groups`; return names.
-
-        The backends of a group need not be registered here: see `registry.resolve`.
-        """
+        """Make this rank's groups from another rank's `export_groups`; return names."""
         note_registered_elsewhere(exported["modules"])
         with self._lock:
             made = []
@@ -478,10 +453,7 @@ class World(Job):
                 self._uses[key] = max(count, self._uses.get(key, 0))
 
     def async_error(self) -> BaseException | None:
-        """Return an unreported error of an op, if any; see `work.async_errors`.
-
-        Waits up to 2 s for the end of aborts: kernels end before their Works do.
-        """
+        """Return an unreported error of an op, if any; see `work.async_errors`."""
         deadline = time.monotonic() + _SETTLE_WAIT
         while time.monotonic() < deadline and any(
             group.aborted is not None and group.status.in_flight

@@ -147,10 +147,7 @@ def _run(
 
 
 def _fusion_groups(arrays: Sequence[Array]) -> list[list[int]]:
-    """Return lists of indices of `arrays`: each list is one flat copy.
-
-    The lists depend on sizes and dtypes alone, which are the same on every rank.
-    """
+    """Return lists of indices of `arrays`: each list is one flat copy."""
     found: list[list[int]] = []
     # dtype → the list that is being filled, and its bytes.
     open_lists: dict[Any, tuple[list[int], int]] = {}

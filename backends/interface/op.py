@@ -57,11 +57,7 @@ class Op:
     method: str = field(init=False, default="")
 
     def check(self, backend: Backend) -> None:
-        """Raise `TypeError` or `ValueError` where `backend` cannot do the op.
-
-        AVG is a SUM and a division where the backend has no AVG, and PREMUL_SUM is a
-        SUM of products.
-        """
+        """Raise `TypeError` or `ValueError` where `backend` cannot do the op."""
         self.backend = backend
         reduce_op, arrays = self.reduce_op, self.arrays
         if not arrays:
@@ -127,10 +123,7 @@ class Op:
 
 
 def fuse(ops: Sequence[Op]) -> Op:
-    """Return one op that does all of `ops`, which are checked, of one fused kind.
-
-    Ops without an element take no part in the call.
-    """
+    """Return one op that does all of `ops`, which are checked, of one fused kind."""
     first = ops[0]
     full = [op for op in ops if not op.is_empty]
     fused = Op(

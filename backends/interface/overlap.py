@@ -21,10 +21,7 @@ _LISTS = (Argument.READ_LIST, Argument.WRITTEN_LIST)
 
 
 class _Part:
-    """The bytes of an array that an op reads or writes, from `start` to `end`.
-
-    It is empty where the address of the array is not known.
-    """
+    """The bytes of an array that an op reads or writes, from `start` to `end`."""
 
     __slots__ = ("end", "name", "start", "written")
 
@@ -48,11 +45,7 @@ def _address(array: Array) -> int:
 def check_overlap(
     ops: Sequence[Op], rank: int, size: int, where: Callable[[], str]
 ) -> None:
-    """Raise `ValueError` where `ops`, which start at once, overlap in memory.
-
-    They are one op, or those of one kind that a batch starts together. `where` is the
-    group and the rank, for the message.
-    """
+    """Raise `ValueError` where `ops`, which start at once, overlap in memory."""
     arrays = ops[0].arrays
     if len(ops) > 1:
         arrays = [array for op in ops for array in op.arrays]

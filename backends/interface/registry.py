@@ -60,11 +60,7 @@ def builtin_devices() -> dict[str, tuple[str, ...]]:
 
 
 def registrations_at_init() -> list[Registration]:
-    """Return the registrations whose `on_init` and `rendezvous` are to be called.
-
-    Every rank calls this at its start: of the built-in backends, only the modules of
-    those that act then are imported.
-    """
+    """Return the registrations whose `on_init` and `rendezvous` are to be called."""
     for name in _ACT_AT_INIT:
         resolve(name)
     return list(Backend.registry.values())
@@ -80,11 +76,7 @@ def known_backends() -> list[str]:
 
 
 def resolve(name: str) -> Registration:
-    """Return the registration of `name`; import the module that registers it first.
-
-    Raises `DistBackendError`, with the remedy, if nothing registers `name`; it names
-    the package and its entry point if there are two, or if it fails.
-    """
+    """Return the registration of `name`; import the module that registers it first."""
     if name not in Backend.registry:
         if name in _BUILTIN:
             importlib.import_module(f"rankscope.backends.{name}.backend")
@@ -96,11 +88,7 @@ def resolve(name: str) -> Registration:
 
 
 def declared() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of `GROUP` by backend name, without importing them.
-
-    They are read at each call (some 10 ms), so that a package that was installed
-    meanwhile is found. Built-in and registered names need no call.
-    """
+    """Return the entry points of `GROUP` by backend name, without importing them."""
     from importlib import metadata  # takes 15 ms
 
     return group_by(metadata.entry_points(group=GROUP), lambda entry: entry.name)
@@ -139,11 +127,7 @@ def _package_of(entry: EntryPoint) -> str:
 
 
 def registering_modules(names: Iterable[str]) -> dict[str, str]:
-    """Return the modules whose import registers backends, for other ranks.
-
-    For `note_registered_elsewhere` in a process that joins the groups of this one: of
-    each of `names` that this process has registered, the module of the creator.
-    """
+    """Return the modules whose import registers backends, for other ranks."""
     return {
         name: module
         for name in names
@@ -193,14 +177,7 @@ def build(
     group_id: str = "",
     ranks: Sequence[int] = (),
 ) -> Backend:
-    """Make the backend of one group on this rank.
-
-    A creator with the extended API gets `group_id` and `ranks`, the global ranks.
-
-    Raises `DistError` as the creator does, and `DistBackendError` if the creator
-    raises anything else, returns no `Backend`, or returns a backend that is written
-    for another version of the interface.
-    """
+    """Make the backend of one group on this rank."""
     creator = registration.creator
     failure = (
         f"backend {registration.name!r} could not be made: its creator "
@@ -255,10 +232,7 @@ def _version_mismatch(name: str, stated: object) -> str | None:
 
 
 def outdated(registration: Registration) -> str | None:
-    """Return why a backend is refused for its version, if its class is known.
-
-    ``None`` where the creator is not the class: `build` checks what it makes.
-    """
+    """Return why a backend is refused for its version, if its class is known."""
     stated = getattr(registration.creator, "interface_version", None)
     # A property has its value on an instance alone.
     if not isinstance(stated, int):

@@ -101,10 +101,7 @@ def misplaced(device: str, backend: str, devices: Sequence[str]) -> str | None:
 
 
 def staging_for(device: str, backend: str) -> Copies:
-    """Return how arrays of `device` are staged for `backend`.
-
-    Raises `DistBackendError` if they cannot be staged.
-    """
+    """Return how arrays of `device` are staged for `backend`."""
     reason = misplaced(device, backend, resolve(backend).devices)
     if reason is not None:
         raise DistBackendError(reason)
@@ -118,10 +115,7 @@ def staging_for(device: str, backend: str) -> Copies:
 
 
 def copies_of(device: str) -> Copies | None:
-    """Return how arrays of `device` are copied; ``None`` if that is not defined.
-
-    Raises `DistBackendError` for ``'cuda'`` where cupy is not installed.
-    """
+    """Return how arrays of `device` are copied; ``None`` if that is not defined."""
     if device not in _copies and device == "cuda":
         _copies[device] = _cuda()
     return _copies.get(device)
@@ -194,10 +188,7 @@ class StagedBackend(Backend):
         self.inner.shutdown()
 
     def _hosts(self, value: Any, copied: bool, pairs: list[tuple[Host, Array]]) -> Any:
-        """Return host arrays for `value`, an array or lists of arrays, in its shape.
-
-        They are put into `pairs` too, each with the array that it stands for.
-        """
+        """Return host arrays for `value`, an array or lists of arrays, in its shape."""
         if isinstance(value, (list, tuple)):
             return [self._hosts(each, copied, pairs) for each in value]
         host = (
@@ -209,11 +200,7 @@ class StagedBackend(Backend):
         return host
 
     def _stage(self, op: OpType, method: str, args: Sequence[Any]) -> Work:
-        """Call `method` of the inner backend on host memory.
-
-        What the op reads is copied there, and what it wrote is copied back before
-        the Work ends. The row of `op` says which of `args` that is.
-        """
+        """Call `method` of the inner backend on host memory."""
         staged = list(args)
         written: list[tuple[Host, Array]] = []
         for place, argument in enumerate(op.spec.arguments or ()):

@@ -101,10 +101,7 @@ def broadcast(rank: int, size: int, data: Flat, root: int) -> Schedule:
 
 
 def broadcast_parts(rank: int, size: int, data: Flat, root: int) -> Schedule:
-    """Scatter from `root`, then all-gather: van de Geijn's, for large arrays.
-
-    No rank sends the whole array more than twice.
-    """
+    """Scatter from `root`, then all-gather: van de Geijn's, for large arrays."""
     edges = [part * data.size // size for part in range(size + 1)]
     parts = [data[edges[place] : edges[place + 1]] for place in range(size)]
     if rank == root:
@@ -248,10 +245,7 @@ def reduce_scatter_at_once(
     ufunc: Ufunc,
     scratch: Scratch,
 ) -> Schedule:
-    """`reduce_scatter` in one stage for each `_PEERS` ranks, for small parts.
-
-    It reduces in the same order, but needs memory for the parts of all these ranks.
-    """
+    """`reduce_scatter` in one stage for each `_PEERS` ranks, for small parts."""
     output[...] = inputs[rank]
     length = output.size
     block = scratch(length * min(size - 1, _PEERS), output.dtype)

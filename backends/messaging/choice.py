@@ -73,10 +73,7 @@ REDUCE_SCATTER = (
 
 
 def fitting(table: Sequence[Row], size: int) -> list[tuple[int, Algorithm]]:
-    """Return algorithms for a group of `size` ranks, and up to how many bytes each.
-
-    They ascend, and the last one takes arrays of any size.
-    """
+    """Return algorithms for a group of `size` ranks, and up to how many bytes each."""
     rows: list[tuple[int, Algorithm]] = []
     for row in table:
         if size > row.ranks or (row.powers_of_two and size & (size - 1)):

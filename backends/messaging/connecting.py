@@ -47,10 +47,7 @@ class MeetingConnector:
         self._cancelled = False
 
     def _gather(self, key: str, own: str) -> list[bytes]:
-        """Return what every rank has given under `key`, by rank; block until all have.
-
-        Raises `DistError`, also after `cancel`.
-        """
+        """Return what every rank has given under `key`; block until all have."""
         keys = [f"{key}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], own)
         return self._store.multi_get(keys, FOREVER)

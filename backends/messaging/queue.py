@@ -221,11 +221,7 @@ class MessageQueue:
         return bool(self._collectives or self._messages or self._over)
 
     def advance(self, looks: int = 1) -> bool:
-        """Advance without blocking; return whether any op progressed.
-
-        Any thread may call this; while one does, calls of others do nothing. The first
-        collective is looked at up to `looks` times.
-        """
+        """Advance without blocking; return whether any op progressed."""
         if not self._is_open or not self._lock.acquire(blocking=False):
             return False
         moved = False
@@ -248,11 +244,7 @@ class MessageQueue:
     def _advance(
         self, looks: int, messages: Sequence[MessageWork], collectives: bool
     ) -> BaseException | None:
-        """Resume what can be, under the lock; return the error that ends the group.
-
-        Adds the Works that are over to `_over`. Without `looks` the stages of
-        collectives are only posted.
-        """
+        """Resume what can be, under the lock; return the error that ends the group."""
         self._inside = True
         try:
             # Looked at after `_inside` is set, and again after it no longer is:

@@ -80,10 +80,7 @@ class Difference(NamedTuple):
 
 
 class Signer:
-    """Counts the collectives of one group on this rank, and signs them.
-
-    The signatures have `bits` bits.
-    """
+    """Counts the collectives of one group on this rank, and signs them."""
 
     def __init__(self, bits: int = BITS) -> None:
         self._number, self._mask = 0, (1 << bits - BITS + _NUMBER) - 1
@@ -142,10 +139,7 @@ def _more(their_number: int, number: int) -> int:
 
 
 def is_over(theirs: int, ours: int) -> bool:
-    """Return whether a rank that has ended the collective `ours` has ended `theirs`.
-
-    Their tags have the numbers as a whole.
-    """
+    """Return whether a rank that has ended the collective `ours` has ended `theirs`."""
     shift = SHIFT + BITS - _NUMBER
     behind = (ours >> shift) - (theirs >> shift) & (1 << _NUMBER) - 1
     return behind < 1 << _NUMBER - 1
@@ -166,11 +160,7 @@ def mismatch(
     expected: int,
     over: Iterable[int] = (),
 ) -> DistBackendError:
-    """Return the error of an op to which a message came that does not fit.
-
-    `tag` is the op's, and `expected` the bytes that the message should have had. `over`
-    has the tags of earlier collectives: the message may be of one of them.
-    """
+    """Return the error of an op to which a message came that does not fit."""
     op, sender = op_type.value, f"rank {members.ranks[received.source]}"
     signed = received.tag >= 0
     found = differences(received.tag, tag) if signed else None
@@ -213,11 +203,7 @@ def _of_earlier(
 def unread(
     members: Members, tag: int, received: Received, over: Iterable[int]
 ) -> DistBackendError:
-    """Return the error of a message that nobody can receive any more.
-
-    It is of the collective of `tag`, which ends now, or of one before, whose tags
-    `over` has up to some number.
-    """
+    """Return the error of a message that nobody can receive any more."""
     if _numbered(received.tag, (tag, *over)) is not None:
         return mismatch(_kind(tag), members, tag, received, 0, over)
     kind, sender = _kind(received.tag).value, members.ranks[received.source]

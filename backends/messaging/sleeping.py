@@ -16,10 +16,7 @@ _LONGEST = 0.25
 
 
 class Sleeper:
-    """What the waiters of one transport sleep on; see `Transport`.
-
-    It may end while threads sleep: the last of them closes the descriptors.
-    """
+    """What the waiters of one transport sleep on; see `Transport`."""
 
     def __init__(self) -> None:
         #: Held while it ends; recursive, as a signal handler may abort.

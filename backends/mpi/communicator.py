@@ -67,11 +67,7 @@ class GroupRendezvous(MeetingConnector):
     """
 
     def connect(self) -> MPITransport | None:
-        """Return the transport of the group, or ``None`` after `cancel`.
-
-        Raises `DistError` if MPI or the store fails, or if the members do not
-        belong to one MPI job. Blocks until all members are there.
-        """
+        """Return the transport of the group, or ``None`` after `cancel`."""
         mpi = initialise()
         check_job(mpi, self._size)
         world = mpi.COMM_WORLD

@@ -124,10 +124,7 @@ class NCCLBackend(Backend):
         return stream
 
     def prepare(self, arrays: Sequence[Array] = (), index: int | None = None) -> None:
-        """Begin to create the communicator of a device; every rank has to call it.
-
-        The device is that of `arrays`, else `index`, else the default device.
-        """
+        """Begin to create the communicator of a device; every rank has to call it."""
         if arrays:
             index = self._api.cuda.device_of(arrays[0])
         elif self._streams:
@@ -191,11 +188,7 @@ class NCCLBackend(Backend):
         ops: int = 1,
         result: Any = None,
     ) -> NCCLWork:
-        """Issue an op on `arrays`; raise `ValueError` if they are on two devices.
-
-        `reads`: whether `arrays` have inputs on this rank. `ops`: of how many ops they
-        are, argument by argument.
-        """
+        """Issue an op on `arrays`; raise `ValueError` if they are on two devices."""
         devices = sorted({self._api.cuda.device_of(array) for array in arrays})
         if len(devices) > 1:
             raise ValueError(
@@ -257,10 +250,7 @@ class NCCLBackend(Backend):
     def check(
         self, op: OpType, dtype: Any, reduce_op: ReduceOp | None
     ) -> Reduction | None:
-        """Return how NCCL applies `reduce_op` to `dtype`.
-
-        Raises `TypeError` or `ValueError` if NCCL, or the GPU, lacks the reduction.
-        """
+        """Return how NCCL applies `reduce_op` to `dtype`."""
         if reduce_op is None:
             return None
         if not isinstance(reduce_op, PremulSum) and reduce_op is not (

@@ -62,10 +62,7 @@ REDUCE_OPS = frozenset({*_OPS, ReduceOp.PREMUL_SUM})
 
 @dataclass(frozen=True)
 class NcclDtype:
-    """How NCCL sees one element: as `per_element` elements of `dtype`.
-
-    `dtype` is an ncclDataType_t.
-    """
+    """How NCCL sees one element: as `per_element` elements of `dtype`."""
 
     dtype: int
     per_element: int = 1
@@ -128,11 +125,7 @@ _reductions: dict[tuple[Any, ReduceOp], Reduction] = {}
 def reduction(
     backend: Backend, kind: OpType, dtype: Any, op: ReduceOp | PremulSum
 ) -> Reduction:
-    """Return how NCCL applies `op` to arrays of `dtype`; the others are for messages.
-
-    Raises `TypeError` if NCCL lacks the reduction for `dtype`, and `ValueError` for a
-    PREMUL_SUM without a factor.
-    """
+    """Return how NCCL applies `op` to `dtype`; the others are for messages."""
     if isinstance(op, PremulSum):
         return _premul_sum(backend, kind, dtype, op)
     found = _reductions.get((dtype, op))

@@ -32,10 +32,7 @@ _NO_SWITCH = contextlib.nullcontext()
 
 
 class Stream(Protocol):
-    """What the queue uses of a group's stream, an `NCCLStream`.
-
-    All but the last are called with the queue's lock held.
-    """
+    """What the queue uses of a group's stream, an `NCCLStream`."""
 
     @property
     def accepts(self) -> bool: ...

@@ -30,11 +30,7 @@ _FLOATS |= {"complex64": _FLOATS["float32"], "complex128": _FLOATS["float64"]}
 
 
 def refuse_nan(cuda: Cuda, kind: OpType, arrays: Sequence[Array], ops: int = 1) -> None:
-    """Raise `DistBackendError` if an input of so many `ops` on `arrays` has a NaN.
-
-    `arrays` are in the order in which `NCCLBackend` gives the arrays of `kind`. Nothing
-    is done while a CUDA graph is captured, which the backend refuses in any case.
-    """
+    """Raise `DistBackendError` if an input of so many `ops` on `arrays` has a NaN."""
     inputs = kind.spec.read_of(arrays, ops)
     if any(map(cuda.capturing, cuda.current_streams(cuda.device_of(arrays[0])))):
         return

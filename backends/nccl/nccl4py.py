@@ -44,10 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _failure(result: int, text: str) -> DistBackendError:
-    """Return the error for `result` of NCCL; `text` is NCCL's.
-
-    It is a `ConnectionLostError` where the end of a peer may be the cause.
-    """
+    """Return the error for `result` of NCCL; `text` is NCCL's."""
     said = f"NCCL reports: {text}"
     if result == _REMOTE_ERROR:
         return ConnectionLostError(said)
@@ -220,10 +217,7 @@ class NcclLibrary:
 
 
 def _call(library: NcclLibrary, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with each error of NCCL converted by `_failure`.
-
-    The returned function has positional arguments only, to be fast.
-    """
+    """Return `call` with each error of NCCL converted by `_failure`."""
     failure = library.error
 
     def run(*arguments: Any) -> None:
@@ -287,11 +281,7 @@ def _no_visible_device() -> str:
 
 
 def _old_driver(error: Exception, version: int) -> str:
-    """Return the reason and the remedy for a driver older than the CUDA runtime.
-
-    `version` is the CUDA version of the driver as CUDA writes the number: 12040 is
-    12.4, and 0 is unknown.
-    """
+    """Return the reason and the remedy for a driver older than the CUDA runtime."""
     supports, remedy = ", or its libcuda.so.1 is missing", "update the driver"
     if version:
         supports = f", it is for CUDA {version // 1000}.{version % 1000 // 10}"
@@ -331,10 +321,7 @@ _api: GpuApi | None = None
 
 
 def load() -> GpuApi:
-    """Return NCCL and CUDA, loaded at the first call.
-
-    Raises `DistBackendError`, with the remedy, if they cannot be used.
-    """
+    """Return NCCL and CUDA, loaded at the first call."""
     global _api
     if _api is None:
         _api = _load()

@@ -169,10 +169,7 @@ def _unknown(name: str) -> str:
 
 
 def take_high_priority(chosen: dict[str, Any]) -> bool:
-    """Remove ``high_priority`` from options; return whether it is on.
-
-    Without the option, the switch ``RANKSCOPE_NCCL_HIGH_PRIORITY`` counts.
-    """
+    """Remove ``high_priority`` from options; return whether it is on."""
     wanted = chosen.pop(HIGH_PRIORITY, None)
     return switch("HIGH_PRIORITY") if wanted is None else bool(wanted)
 
@@ -187,10 +184,7 @@ def nonblocking() -> bool:
 
 
 def switch(what: str, default: bool = False) -> bool:
-    """Return whether the variable of `what`, such as ``"NAN_CHECK"``, is on.
-
-    Raises `DistBackendError` for a value that is neither on nor off.
-    """
+    """Return whether the variable of `what`, such as ``"NAN_CHECK"``, is on."""
     name = f"RANKSCOPE_NCCL_{what}"
     if name not in os.environ:
         name = f"TORCH_NCCL_{what}"

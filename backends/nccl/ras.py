@@ -87,11 +87,7 @@ class RasCommunicator:
 
 
 def address(variables: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return host and port of the RAS service of this host.
-
-    `variables` are the environment of a rank, by default of this process. Raises
-    `LibraryFailure` for a value of ``NCCL_RAS_ADDR`` without a port.
-    """
+    """Return host and port of the RAS service of this host."""
     value = variables.get(ADDRESS, f"localhost:{_PORT}")
     host, colon, port = value.rpartition(":")
     if not colon or not port.isdecimal():
@@ -100,11 +96,7 @@ def address(variables: Mapping[str, str] = os.environ) -> tuple[str, int]:
 
 
 def query(where: tuple[str, int], seconds: float) -> list[RasCommunicator]:
-    """Return the communicators of the job, as the RAS service at `where` reports them.
-
-    Raises `LibraryFailure` where no service answers within `seconds`, or where what
-    answers is no RAS service.
-    """
+    """Return the communicators that the RAS service at `where` reports."""
     return parse_report(fetch(where, seconds))
 
 
@@ -177,10 +169,7 @@ def _until_end(connection: Any, lines: Any, deadline: float) -> Iterator[bytes]:
 
 
 def parse_report(text: str) -> list[RasCommunicator]:
-    """Return the communicators of a report, JSON or text.
-
-    Raises `LibraryFailure` for anything else.
-    """
+    """Return the communicators of a report, JSON or text."""
     try:
         if text.lstrip().startswith("{"):
             report = json.loads(_NO_COMMA.sub(r"\1,\2", text))

@@ -180,11 +180,7 @@ def _await_ready(api: GpuApi, parent: NCCLComm, made: Handle, deadline: float) -
 
 
 def meet(store: Store, key: str, size: int, deadline: float) -> None:
-    """Return when all `size` ranks have called `meet` with this `key`: a barrier.
-
-    A rank sends at most three requests, whatever `size` is, because one store serves
-    all ranks.
-    """
+    """Return when all `size` ranks have called `meet` with this `key`: a barrier."""
     if store.add(f"{key}/count", 1) == size:
         store.set(f"{key}/all", b"1")
     store.wait([f"{key}/all"], _left(deadline))

@@ -110,11 +110,7 @@ class NCCLStream:
     def submit(
         self, works: Sequence[NCCLWork], calls: Sequence[Call], arrays: Sequence[Any]
     ) -> None:
-        """Issue an op, or a batch as one, behind the caller's current streams.
-
-        `arrays` are what it reads and writes. Raises `DistBackendError` where a
-        CUDA graph is being captured, and after the end.
-        """
+        """Issue an op, or a batch as one, behind the caller's current streams."""
         cuda, queue = self._api.cuda, self.queue
         with defer_sigint(), cuda.device(self.comm.device):
             ready: list[Any] = []
@@ -280,10 +276,7 @@ class NCCLStream:
             self._failure = error
 
     def report_failure(self) -> None:
-        """Have the group aborted, if the stream is broken. Returns at once.
-
-        The abort ends every Work, with the failure as its reason.
-        """
+        """Have the group aborted, if the stream is broken. Returns at once."""
         error = self._failure
         if self.state is not StreamState.BROKEN or error is None:
             return
@@ -297,20 +290,13 @@ class NCCLStream:
         self.report_failure()
 
     def abort_group(self, reason: str | DistError) -> None:
-        """Have the group aborted, on another thread.
-
-        A `ConnectionLostError` aborts it once the group knows the cause.
-        """
+        """Have the group aborted, on another thread."""
         start_or_run(f"failed-{self.comm.name}", lambda: self._fail(reason))
 
     # -- reservation for ncclCommSplit and ncclCommShrink ----------------------------
 
     def reserve(self, options: dict[str, Any], *, abort: bool) -> bool:
-        """Hold back ops until `release`, for a split; return whether it is possible.
-
-        It is not if the communicator has failed, has other `options`, or has ops
-        in flight; with `abort`, those will be ended by ncclCommShrink.
-        """
+        """Hold back ops until `release`, for a split; return whether it is possible."""
         comm = self.comm
         if not self._callers_advance or options != comm.options:
             return False
@@ -331,11 +317,7 @@ class NCCLStream:
     # -- suspension --------------------------------------------------------------------
 
     def suspend(self) -> bool:
-        """Accept no ops until `resume`; return whether that is possible now.
-
-        It is when nothing is in flight, and no split uses the communicator. Raises the
-        error of a communicator that has failed or was aborted.
-        """
+        """Accept no ops until `resume`; return whether that is possible now."""
         with self.comm.locked(MUTEX_WAIT) as held:
             if not held or not self.comm.poll() or self.busy:
                 return False
@@ -347,10 +329,7 @@ class NCCLStream:
     # -- waiting -------------------------------------------------------------------
 
     def wait_for(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        """Advance until ``done()``, for `timeout` seconds, or until the end.
-
-        Returns whether it is done.
-        """
+        """Advance until ``done()``, for `timeout` seconds, or until the end."""
         deadline = None if timeout is None else time.monotonic() + timeout
         nap = _NAP
         while not done() and self.accepts:

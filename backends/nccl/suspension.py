@@ -26,11 +26,7 @@ _NAP = 1e-3
 
 
 class Suspension:
-    """Suspends and resumes the communicators of one group on this rank.
-
-    The ranks exchange who has come through `store`. Every rank makes the same calls,
-    in the same order.
-    """
+    """Suspends and resumes the communicators of one group on this rank."""
 
     def __init__(self, api: GpuApi, store: Store, rank: int, size: int) -> None:
         self._api, self._store = api, store
@@ -39,10 +35,7 @@ class Suspension:
         self._meetings = 0
 
     def suspend(self, streams: Sequence[NCCLStream], timeout: float) -> None:
-        """Free the device memory of `streams`, after their ops in flight have ended.
-
-        Raises `DistTimeoutError` after `timeout` seconds, and the errors of NCCL.
-        """
+        """Free the device memory of `streams`, after their ops in flight have ended."""
         deadline = time.monotonic() + timeout
         for stream in streams:
             _until(

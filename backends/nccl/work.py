@@ -82,10 +82,7 @@ class NCCLWork(Work):
         self._finish(None)
 
     def result(self) -> Any:
-        """Return the op's result: valid on the caller's stream after ``wait()``.
-
-        Raises the Work's error, and `DistBackendError` before ``wait()``.
-        """
+        """Return the op's result: valid on the caller's stream after ``wait()``."""
         if self.returned_early and self._exception is None:
             return self._outputs()
         return super().result()
@@ -113,11 +110,7 @@ class NCCLWork(Work):
         *,
         callbacks_later: bool,
     ) -> None:
-        """Report success; `elapsed_ms` is the time on the device, if it is known.
-
-        `since_ms` is that from the end of the group's op before to the start of this.
-        With `callbacks_later`, callbacks run on the progress thread.
-        """
+        """Report success; `elapsed_ms` is the time on the device, if it is known."""
         now = time.time_ns()
         self.callbacks_later = callbacks_later
         if elapsed_ms is not None:

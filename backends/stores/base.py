@@ -601,10 +601,7 @@ def _missing_keys_error(keys: Sequence[str], timeout: float) -> DistStoreTimeout
 
 
 def join(thread: threading.Thread, what: str) -> None:
-    """Wait until `thread`, a daemon, has ended, `END_WAIT` seconds at most.
-
-    The log says if it has not, with `what` it was to do.
-    """
+    """Wait until `thread`, a daemon, has ended, `END_WAIT` seconds at most."""
     if thread is threading.current_thread():
         return
     thread.join(END_WAIT)

@@ -52,10 +52,7 @@ class ProcessEnd:
         return not poll.poll(0)
 
     def known(self, timeout: float = 0) -> str | None:
-        """Return how the process ended (`describe_exit_code`).
-
-        ``None``: the process has not ended within `timeout` s, or how is unknown.
-        """
+        """Return how the process ended (`describe_exit_code`)."""
         if self._known is None:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
@@ -97,19 +94,13 @@ class ProcessEnd:
 
 
 def stat_fields(pid: object) -> list[bytes]:
-    """Return the fields of ``/proc/PID/stat`` from the state on.
-
-    Raises `OSError` where there is no such process, or none that may be read.
-    """
+    """Return the fields of ``/proc/PID/stat`` from the state on."""
     # The name, in parentheses before them, may contain anything.
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
 
 
 def is_stopped(pid: object) -> bool:
-    """Return whether a process is stopped, by SIGSTOP or a debugger.
-
-    False where that is not known.
-    """
+    """Return whether a process is stopped, by SIGSTOP or a debugger."""
     with contextlib.suppress(OSError, IndexError):
         return stat_fields(pid)[0] in (b"T", b"t")
     return False
@@ -144,11 +135,7 @@ def own_process() -> bytes:
 
 
 def process_end(other: bytes) -> ProcessEnd | None:
-    """Return the end of the process that `own_process` named as `other`.
-
-    ``None`` for this process, for one of another host or pid namespace, and where the
-    system offers no pidfd.
-    """
+    """Return the end of the process that `own_process` named as `other`."""
     own = own_process()
     place, _, pid = other.rpartition(b"/")
     if not own or other == own or place != own.rpartition(b"/")[0]:

@@ -142,11 +142,7 @@ _DESCRIPTORS = 20
 
 
 def zmq_context(host: str, port: int) -> zmq.Context[zmq.Socket[bytes]]:
-    """Return a context for the store at `host`:`port`.
-
-    Raises `DistNetworkError` where no descriptors are left: libzmq would end the
-    process.
-    """
+    """Return a context for the store at `host`:`port`."""
     if not allow_descriptors(_DESCRIPTORS):
         raise DistNetworkError(
             f"the store at {host}:{port}: this process has no {_DESCRIPTORS} file "
@@ -156,10 +152,7 @@ def zmq_context(host: str, port: int) -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def endpoint_of(host: str, port: int) -> str:
-    """Return the ZeroMQ endpoint of `host`, a name or an address of either family.
-
-    ZeroMQ binds to addresses and interfaces only, not to names.
-    """
+    """Return the ZeroMQ endpoint of `host`, a name or an address of either family."""
     try:
         # One may name an interface that is not here.
         found = (

@@ -166,10 +166,7 @@ class TCPStoreServer:
         self._checks = [*self._checks[:1], *(now + pause for pause in _CHECK_DELAYS)]
 
     def _tell_other_key(self) -> None:
-        """Say once that a process was refused: without the key it cannot tell itself.
-
-        Anybody may come without it: this changes nothing for those that have it.
-        """
+        """Say once that a process was refused: without the key it cannot say so."""
         if self._told:
             return
         self._told = True

@@ -88,10 +88,7 @@ class TCPConnector(MeetingConnector):
         self._listeners: list[socket.socket] = []
 
     def connect(self) -> TCPTransport | None:
-        """Return the transport, or ``None`` after `cancel`.
-
-        Raises `DistError` if the store fails, or a rank cannot be connected.
-        """
+        """Return the transport, or ``None`` after `cancel`."""
         allow_descriptors(self._size + _SPARE)
         try:
             self._connect()

@@ -66,10 +66,7 @@ class EncryptedSocket:
 
 
 def encrypt(sock: Any, accepted: bool, key: bytes) -> EncryptedSocket:
-    """Return `sock`, which blocks, encrypted; raise `OSError` if that fails.
-
-    `accepted` tells the two ends apart, which both have `key`.
-    """
+    """Return `sock`, which blocks, encrypted; raise `OSError` if that fails."""
     side = ssl.PROTOCOL_TLS_SERVER if accepted else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(side)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -34,10 +34,7 @@ class Accepting:
         sock.send(self._nonce)
 
     def advance(self) -> int | None:
-        """Return the rank at the other end once it has proved itself, else ``None``.
-
-        Never blocks. Raises `OSError` for an end that does not have the key.
-        """
+        """Return the rank at the other end once it has proved itself, else ``None``."""
         try:
             part = self.socket.recv(_HELLO.size - len(self._hello))
         except BlockingIOError:
@@ -55,10 +52,7 @@ class Accepting:
 
 
 def greet(sock: socket.socket, rank: int, key: bytes) -> None:
-    """Prove to a listener that this is `rank`, and have it prove itself.
-
-    `sock` blocks. Raises `OSError` where the listener has another key, or has left.
-    """
+    """Prove to a listener that this is `rank`, and have it prove itself."""
     theirs, own = receive_exactly(sock, _NONCE), secrets.token_bytes(_NONCE)
     sock.sendall(_HELLO.pack(rank, own, _prove(key, rank, theirs, own)))
     answer = receive_exactly(sock, _PROOF)

@@ -58,10 +58,7 @@ class Request:
 
 
 class Arrival:
-    """A message that no receive had asked for when it came.
-
-    Its bytes are `data`, or, of an offer, still with the sender (`offer`).
-    """
+    """A message that no receive had asked for when it came."""
 
     __slots__ = (
         *("claimed", "data", "nbytes", "offer", "order", "source", "tag", "whole"),

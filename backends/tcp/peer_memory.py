@@ -54,11 +54,7 @@ class PeerMemory:
         self._parts = ctypes.byref(self._own), ctypes.byref(self._other)
 
     def read(self, own: int, other: int, nbytes: int) -> int:
-        """Copy from address `other` of the process to `own`; return the bytes copied.
-
-        At most `nbytes` and `PIECE`. Raises `OSError`: the process has ended, the call
-        is forbidden, or one of the addresses is not mapped.
-        """
+        """Copy from address `other` of the process to `own`; return how many bytes."""
         assert _read is not None
         self._own.base, self._other.base = own, other
         self._own.nbytes = self._other.nbytes = min(nbytes, PIECE)

@@ -30,10 +30,7 @@ _FLUSH_SECONDS = 0.5
 
 
 class TCPTransport:
-    """Messages over one socket to each other rank; see `Transport`.
-
-    `memories` are those of the ranks whose memory this one can read.
-    """
+    """Messages over one socket to each other rank; see `Transport`."""
 
     max_message = 1 << 60
     #: A wake-up takes 30 to 60 µs, and a thread that spins yields its core.

@@ -42,11 +42,7 @@ class UCXConnector(MeetingConnector):
     transport: UCXTransport | None = None
 
     def connect(self) -> UCXTransport | None:
-        """Return the transport, or ``None`` after `cancel`.
-
-        Raises `DistError` if UCX or the store fails, or if the ranks have different
-        versions of UCX. Blocks until every rank has published its address.
-        """
+        """Return the transport, or ``None`` after `cancel`."""
         version = load().version
         network_settings()  # its error is raised before this rank waits for others
         try:
@@ -87,11 +83,7 @@ class UCXConnector(MeetingConnector):
 
 
 def _check_versions(versions: list[str], name: Namer) -> None:
-    """Raise `DistBackendError` if the ranks (by rank) have different major versions.
-
-    Those of one major version understand each other, and one rank may have that of its
-    MPI: 1.20 and 1.22 were tried.
-    """
+    """Raise `DistBackendError` if the ranks (by rank) have different major versions."""
     if len({version.partition(".")[0] for version in versions}) > 1:
         raise DistBackendError(different(versions, "versions of UCX", name))
 
@@ -124,10 +116,7 @@ class UCXBackend(MessagingBackend):
 
 
 def kinds(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of transports ``("cma", "sysv", "tcp on eth0")``, sorted.
-
-    Those within a host are first: ``("shm", "cma", "tcp")``.
-    """
+    """Return the kinds of transports ``("cma", "sysv", "tcp on eth0")``, sorted."""
     found = set()
     for name in names:
         transport, _, _ = name.partition(" on ")

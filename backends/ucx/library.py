@@ -166,10 +166,7 @@ def unavailable_reason() -> str | None:
 
 
 def load() -> UCXLibrary:
-    """Return UCX, loaded at the first call.
-
-    Raises `DistBackendError`, with the remedy, if it cannot be used.
-    """
+    """Return UCX, loaded at the first call."""
     global _loaded
     with _lock:
         if _loaded is not None:

@@ -283,10 +283,7 @@ class Worker:
         return self._progress(self._worker) != 0
 
     def test(self, request: Request, looks: int = 1) -> bool:
-        """Advance everything up to `looks` times; return whether `request` is over.
-
-        Raises `UCXError` for its error.
-        """
+        """Advance everything up to `looks` times; return whether `request` is over."""
         pointer = request.pointer
         if pointer is None:
             return True

@@ -80,10 +80,7 @@ _issuers: dict[int, str] = {}
 
 @contextlib.contextmanager
 def issued_by(name: str) -> Iterator[None]:
-    """Have the ops of this thread in the block say that `name` issues them.
-
-    That is a function of a library which is not seen at the user's line.
-    """
+    """Have the ops of this thread in the block say that `name` issues them."""
     thread = threading.get_ident()
     _issuers[thread] = name
     try:
@@ -149,10 +146,7 @@ class OpEntry:
         }
 
     def traffic(self) -> dict[str, Any]:
-        """Return ``nbytes`` as nccl-tests counts them, ``sizes`` and ``dtypes``.
-
-        Of the sizes only the first `SIZES_SHOWN`: a list has one per rank.
-        """
+        """Return ``nbytes`` as nccl-tests counts them, ``sizes`` and ``dtypes``."""
         dtypes, itemsize, ranks = self._dtypes()
         return {
             "nbytes": payload(self.op_type.value, self.sizes, itemsize, ranks),
@@ -250,11 +244,7 @@ class Record(OpEntry):
         self.message: int | None = None
 
     def number(self, *, first: bool = True) -> None:
-        """Take the next sequence number, and an ``op_id``.
-
-        The ops of a coalesced batch share the number that the `first` one of
-        its kind, collective or point-to-point, took.
-        """
+        """Take the next sequence number, and an ``op_id``."""
         status = self.status
         is_p2p = self.op_type.is_p2p
         if first:
@@ -359,11 +349,7 @@ class Record(OpEntry):
 
 
 class Batch:
-    """The records of ops that one backend call runs together.
-
-    The Work of the call is bound to the batch; a message or a status table shows
-    the first op.
-    """
+    """The records of ops that one backend call runs together."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.records = records
@@ -452,10 +438,7 @@ class OpCounts:
         self._whole = False
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Return op → how many have completed, and bytes as nccl-tests counts them.
-
-        Empty where that is not known.
-        """
+        """Return op → how many have completed, and bytes as nccl-tests counts them."""
         return self._sum(dict(self._kinds)) if self._whole else {}
 
     def _sum(self, kinds: Any) -> dict[str, tuple[int, int]]:
@@ -565,10 +548,7 @@ class FlightRecorder:
         self.changed()
 
     def set_apart(self, group_id: str) -> None:
-        """Give records of `group_id` generations below 0: the group is made anew.
-
-        The sequence numbers of the new one begin where those of the destroyed one did.
-        """
+        """Give records of `group_id` generations below 0: the group is made anew."""
         for record in self.records():
             if record.status.group_id == group_id:
                 record.generation -= _APART
@@ -598,11 +578,7 @@ class FlightRecorder:
             listener()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener()`` at every transition; it must be cheap.
-
-        It runs on whatever thread made the transition, with locks held: it
-        may set a flag, no more. Returns a function that removes it.
-        """
+        """Call ``listener()`` at every transition; it must be cheap."""
         self._listeners = (*self._listeners, listener)
 
         def cancel() -> None:

@@ -126,11 +126,7 @@ class OpSpec:
         return arrays
 
     def read_of(self, arrays: Sequence[A], calls: int = 1) -> Sequence[A]:
-        """Return those of `arrays`, in the order of `arguments`, that the op reads.
-
-        `arrays` are those of so many `calls` at once, argument by argument. What only
-        the root reads or has is taken as the caller gives it.
-        """
+        """Return those of `arrays`, in the order of `arguments`, that the op reads."""
         if not self.arguments or self.arguments == (_WRITTEN,):
             return ()
         if len(self.arguments) == 1:
@@ -321,12 +317,7 @@ def spec_of(op: str) -> OpSpec:
 def payload(
     op: str, sizes: Sequence[Sequence[int]], itemsize: int, ranks: int
 ) -> int | None:
-    """Return S, the bytes that `op` counts as moving; ``None`` if it moves none.
-
-    `op` is a value of `OpType`, `sizes` are the shapes of its inputs and then
-    its outputs on one rank, as the flight recorder has them; `itemsize` is in
-    bytes, and `ranks` the size of the group.
-    """
+    """Return S, the bytes that `op` counts as moving; ``None`` if it moves none."""
     counts = [math.prod(size) for size in sizes]
     if not counts:
         return None

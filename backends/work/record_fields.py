@@ -100,11 +100,7 @@ class Course(NamedTuple):
 
 
 def newest(records: Sequence[T], count: int, course: Callable[[T], Course]) -> list[T]:
-    """Return the newest `count` records, those in flight, and the last of each group.
-
-    The last ones of a group are its last collective and its last send or receive: of a
-    group that is not there, no op was recorded.
-    """
+    """Return the newest `count` records, those in flight, the last of each group."""
     first = max(0, len(records) - count)
     courses = [course(one) for one in records]
     latest = {one[:3]: number for number, one in enumerate(courses)}

@@ -18,11 +18,7 @@ __all__ = ["defer_sigint"]
 
 
 class defer_sigint:
-    """Within the block, SIGINT is deferred to its end; no effect on other threads.
-
-    ``with`` returns whether this is the main thread, the only one that Python
-    interrupts. A block within another one ends with the outer one.
-    """
+    """Within the block, SIGINT is deferred to its end; no effect on other threads."""
 
     __slots__ = ("_handler",)
 

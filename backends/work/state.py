@@ -84,10 +84,7 @@ class Failures:
     def admit(
         self, error: BaseException | None, event: WorkState, in_group: bool
     ) -> tuple[BaseException | None, WorkState] | None:
-        """Return how the Work ends when `event` is reported; ``None``: not yet.
-
-        Only a Work that is `in_group`, one with a record, has somebody to end it later.
-        """
+        """Return how the Work ends when `event` is reported; ``None``: not yet."""
         if error is None:
             return None if self.withheld is not None else (None, event)
         if self.cause is not None and (self.final or not in_group):

@@ -482,10 +482,7 @@ class Work:
         """Mark the error, if any, as observed by the caller; see `async_errors`."""
 
     def _block(self, timeout: float | None) -> bool:
-        """Block until the op is over, for `timeout` seconds; return whether it is.
-
-        A backend whose waiter drives progress overrides this.
-        """
+        """Block until the op is over, for `timeout` seconds; return whether it is."""
         with self._lock:
             if self._state.is_terminal:
                 return True
