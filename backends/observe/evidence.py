@@ -247,6 +247,8 @@ class RankEvidence:
     failed_in: Group | None = None
     #: The ranks that the error which ended it names as the cause.
     ended_by: tuple[int, ...] | None = None
+    #: The failure of an op that has ended it, where others may be the cause.
+    ended_with: str | None = None
     #: Its main thread has left the program without an error.
     has_left: bool | None = None
     #: The line with which it has left, where it is known: ``train.py:88``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,6 +20,8 @@ _DEFAULT = ("0", "default_pg")
 
 #: Ends the name of what our own records have of a group's sends and receives.
 _OUR_P2P = " p2p"
+#: The id of a group in our own records, with its generation unless that is the first.
+_GENERATION = re.compile(r"(.*?)(?: \(generation (\d+)\))?(?: p2p)?", re.DOTALL)
 #: Of a group in which a rank has issued nothing.
 _UNUSED = GroupEvidence(
     progress=Progress(0, 0, 0),
@@ -38,7 +41,8 @@ def evidence_of_dumps(
     """Return what the dumps of ranks tell, the groups they name, and the world size."""
     job = _Job(dumps)
     found = [job.evidence(rank) for rank in sorted(dumps)]
-    return found, tuple(dict.fromkeys(job.groups.values())), job.world_size
+    groups = dict.fromkeys(one for one in job.groups.values() if not job.is_over(one))
+    return found, tuple(groups), job.world_size
 
 
 class _Job:
@@ -50,6 +54,8 @@ class _Job:
         self._is_world_named = self.world_size in sizes
         #: A group by name, description and ranks, so that there is one object of it.
         self.groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
+        #: The newest generation of each of our groups that was rebuilt.
+        self._newest: dict[str, int] = {}
         #: The groups of each rank by torch's name and description.
         self.named: dict[int, dict[_Name, Group]] = {
             rank: self._groups_of(rank) for rank in sorted(dumps)
@@ -60,6 +66,10 @@ class _Job:
             for found in self.named.values()
             for name in {_shared_name(group) for group in found.values()}
         )
+        for group in self.groups.values():
+            base, generation = _generation(group)
+            if generation:
+                self._newest[base] = max(generation, self._newest.get(base, 0))
         self._members: dict[int, list[Group]] = {}
         for group in self.groups.values():
             for rank in group.ranks if group.complete else ():
@@ -131,6 +141,11 @@ class _Job:
             self.groups[key] = Group(shown, ranks, name, complete)
         return self.groups[key]
 
+    def is_over(self, group: Group) -> bool:
+        """Return whether a rank has rebuilt the group: nobody waits in its ops now."""
+        base, generation = _generation(group)
+        return generation < self._newest.get(base, 0)
+
     def evidence(self, rank: int) -> RankEvidence:
         """Return what is known of one rank."""
         dump = self.dumps[rank]
@@ -142,6 +157,8 @@ class _Job:
         overrun = _is_overrun(dump, progress)
         groups = {}
         for name, group in self.named[rank].items():
+            if self.is_over(group):
+                continue
             vague = dump.vague or self._is_vague(group)
             ops: Sequence[IssuedOp] = dump.ops.get(name, [])
             if overrun:
@@ -182,6 +199,7 @@ class _Job:
             group
             for group in self._members.get(rank, ())
             if group in self._in_flight
+            and not self.is_over(group)
             and group not in own
             and group.ranks not in alone
         ]
@@ -297,6 +315,12 @@ def _is_overrun(dump: RankDump, progress: Mapping[_Name, Progress]) -> bool:
         if done is not None and first is not None and first > done + 1:
             return True
     return False
+
+
+def _generation(group: Group) -> tuple[str, int]:
+    """Return what the generations of one of our groups share, and which one this is."""
+    base, generation = _GENERATION.fullmatch(group.id).groups()  # type: ignore[union-attr]
+    return base, int(generation or 0)
 
 
 def _shared_name(group: Group) -> tuple[str, tuple[int, ...]]:

@@ -124,6 +124,9 @@ class FactsReader:
         if facts.get("death") is None and found.exception and ended:
             at = f" at {found.exception_line}" if found.exception_line else ""
             death = f"rank {rank} ended with {found.exception}{at}"[:300]
+        ended_with = None
+        if raised is not None and raised.is_consequence and ended:
+            ended_with = raised.text.partition("; ")[0][:300]
         pid = facts.get("pid")
         return [
             replace(
@@ -136,6 +139,7 @@ class FactsReader:
                 left_at=left_at,
                 last_cell_exit=_text(facts, "last_cell_exit"),
                 ended_by=ended_by if ended else None,
+                ended_with=ended_with,
                 process=f"pid {pid} on {facts.get('host')}"
                 if type(pid) is int
                 else None,

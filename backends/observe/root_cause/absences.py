@@ -262,7 +262,7 @@ def _absences(free: Mapping[int, Sequence[Wait]], picture: Picture) -> list[Caus
             fault = Fault.RANK_DEAD
         elif one.silence is not None:
             fault = Fault.RANK_NOT_RESPONDING
-        elif one.location is not None and one.exception is None and not one.has_left:
+        elif one.location is not None and not (one.fate or one.ended_with):
             fault = Fault.RANK_BUSY_ELSEWHERE
         unrecorded = not _has_facts(rank, picture)
         key = fault, unrecorded, first.group.name, first.name

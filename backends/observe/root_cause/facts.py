@@ -95,6 +95,8 @@ def _fact(one: RankEvidence, names: Names) -> str:
         return one.departure
     if one.groups_ended_at and str(one.location or "") in ("", one.groups_ended_at):
         return f"has called destroy_process_group() at {one.groups_ended_at}"
+    if one.ended_with is not None:
+        return f"ended with {one.ended_with}"
     if one.location is not None:
         called = f" in {one.called}" if one.called else ""
         after = one.after_groups and f",{one.after_groups}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rankscope.backends.observe.verdicts import Fault
+from rankscope.backends.post_mortem.rank_facts import FORM
 from rankscope.backends.post_mortem.report import Report, examine
 from tests.backends.post_mortem.dumps import Rank
 
@@ -131,3 +133,27 @@ def test_a_fresh_process_was_never_in_the_groups_before_it(tmp_path: Path) -> No
     for one in found[:3]:
         one.issue(group="again", done=False)
     assert_blames(judge(tmp_path, found), 3, fault=Fault.MISSING_RANKS)
+
+
+def test_an_op_of_a_group_that_others_have_rebuilt_waits_for_nobody(
+    tmp_path: Path,
+) -> None:
+    """The error of the abort has ended rank 1, which has not rebuilt the group."""
+    rebuilt = "rows (generation 1)"
+    found = [Rank(rank, {"rows": range(3), rebuilt: range(3)}) for rank in range(3)]
+    for one in found:
+        one.issue(group="rows")
+        if one.rank:
+            one.issue(group="rows", line=13, done=False)
+        if one.rank != 1:
+            one.issue(group=rebuilt, line=11, done=False)
+    text = "DistAbortedError: all_reduce #2: the group was aborted (by rank 0); rebuild"
+    ended = {"text": text, "frames": [["/job/train.py", 13, "main"]]}
+    facts = {FORM: 1, "rank": 1, "has_ended": True, "exception": ended}
+    (tmp_path / "facts_rank_1.json").write_text(json.dumps(facts))
+    report = judge(tmp_path, found)
+    assert_blames(report, 1, fault=Fault.MISSING_RANKS)
+    said = (
+        "it ended with DistAbortedError: all_reduce #2: the group was aborted (by ran"
+    )
+    assert said in report.verdicts[0].text
