@@ -139,17 +139,16 @@ def describe(about: Mapping[str, Any], source: str) -> str:
 
 
 def _abort_gloo(made: Made) -> None:
+    def abort_late_connections() -> None:
+        deadline = time.monotonic() + _LAZY_WAIT
+        while time.monotonic() < deadline:
+            gloo_sockets.shut_down(made.listeners)
+            time.sleep(_LAZY_STEP)
+
     ended = gloo_sockets.shut_down(made.listeners)
     _log.debug("%d connections of gloo were shut down", ended)
     if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
-        start_thread("torch-abort", _abort_late_connections, made)
-
-
-def _abort_late_connections(made: Made) -> None:
-    deadline = time.monotonic() + _LAZY_WAIT
-    while time.monotonic() < deadline:
-        gloo_sockets.shut_down(made.listeners)
-        time.sleep(_LAZY_STEP)
+        start_thread("torch-abort", abort_late_connections)
 
 
 def _abort_in_thread(group: Any, backend: Any) -> None:

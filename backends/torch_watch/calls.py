@@ -324,7 +324,7 @@ class CallLog:
             call.options = rest if fresh else _read(rest)
         if op_type is OpType.MONITORED_BARRIER:
             # Torch does not count it: it has the number of the collective before it.
-            call.collective_seq_id = self._names.issued(group) or 0
+            call.collective_seq_id = self._names.issued(group)
             call.uncounted = known.barriers = known.barriers + 1
         backend = known.backend
         if backend is None:
@@ -343,7 +343,7 @@ class CallLog:
             self._end(call)
             return
         if not call.is_p2p:
-            call.collective_seq_id = self._names.issued(call.group) or 0
+            call.collective_seq_id = self._names.issued(call.group)
         call.work = weakref.ref(work, self._of_work.pop)
         self._of_work[call.work] = call
         # Those of NCCL's batches have one Work more, which the caller waits for; a Work

@@ -15,9 +15,10 @@ from typing import Any
 
 from ..groups.abort_reason import AbortReason, FoundCause
 from .gloo_sockets import count_connections, listening_sockets
+from .patching import replace
 from .private.groups import MAKER, Names, names
 
-__all__ = ["Made", "install", "issued", "known_groups", "made_of", "note_rebuilt"]
+__all__ = ["Made", "install", "known_groups", "made_of", "note_rebuilt"]
 
 _log = logging.getLogger(__name__)
 
@@ -86,11 +87,6 @@ def known_groups() -> list[tuple[Any, Made]]:
         return list(_made.items())
 
 
-def issued(group: Any) -> int:
-    """Return how many collectives `group` has issued; 0 if its backend counts none."""
-    return Names.issued(group) or 0
-
-
 def install(
     torch: Names, making: Callable[[Mapping[str, Any]], AbstractContextManager[object]]
 ) -> Callable[[], None]:
@@ -117,7 +113,7 @@ def install(
 
         return make
 
-    return torch.wrap(MAKER, wrap)
+    return replace(torch.c10d, MAKER, wrap)
 
 
 def note_rebuilt(group: Any, before: Made, generation: int) -> None:

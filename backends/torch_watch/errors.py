@@ -19,10 +19,11 @@ from ..groups.abort_reason import VERDICT_WAIT, FoundCause
 from ..work.flight_recorder import recorder
 from .aborting import aborted_error, describe, identity
 from .calls import Call, failed_call
-from .creation import Made, issued, known_groups, made_of
+from .creation import Made, known_groups, made_of
 from .given_up import has_timed_out, past, tell_given_up
 from .gloo_sockets import count_connections
 from .patching import replace
+from .private.groups import Names
 
 __all__ = ["explain", "install_excepthook", "on_broken", "settle"]
 
@@ -55,14 +56,19 @@ def explain(error: BaseException) -> BaseException:
 def settle() -> None:
     """Note that a cell is over: later errors come from the ops of later cells."""
     for group, made in known_groups():
-        made.used, made.issued_before = False, issued(group)
+        made.used, made.issued_before = False, Names.issued(group)
         made.cause = None
 
 
 def _explain(error: BaseException) -> BaseException | None:
     if not _is_of_library(error):
         return None
-    used = [one for one in known_groups() if _is_used(*one)]
+    # Those with an op that may have ended in this cell, or in the script.
+    used = [
+        (group, made)
+        for group, made in known_groups()
+        if made.used or Names.issued(group) > made.issued_before
+    ]
     # Before the wait for an abort: they hold for as long as the op hangs.
     causes = [(*one, one[1].cause) for one in used if one[1].cause is not None]
     call = failed_call(error)
@@ -98,10 +104,7 @@ def _op(call: Call | None) -> tuple[str | None, int | None, str]:
 def _after_others(
     error: BaseException, call: Call | None, broken: Sequence[Any]
 ) -> BaseException | None:
-    """Return the error of an op that other ranks gave up before; ``None``: none did.
-
-    It is an op of one of the groups `broken`, or of that of `call`.
-    """
+    """Return the error of an op that other ranks gave up before; ``None``: none did."""
     if has_timed_out(error) or not _IN_GLOO.match(str(error)):
         return None
     if call is None and len(broken) != 1:
@@ -151,11 +154,6 @@ def _aborted_group(used: Sequence[tuple[Any, Made]]) -> tuple[Any, Made] | None:
         if time.monotonic() > deadline or not any(map(_lost_connection, used)):
             return None
         time.sleep(_STEP)
-
-
-def _is_used(group: Any, made: Made) -> bool:
-    """Whether an op of `group` may have ended in this cell, or in the script."""
-    return made.used or issued(group) > made.issued_before
 
 
 def _lost_connection(one: tuple[Any, Made]) -> bool:

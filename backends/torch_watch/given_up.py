@@ -97,10 +97,7 @@ def past(group: Any) -> list[GivenUp]:
 
 
 def tell_given_up(given_up: list[GivenUp], call: Call | None) -> str:
-    """Return who has timed out where, and whether this rank came to it afterwards.
-
-    `call` is the op that this rank came to; ``None``: C++ code issued it.
-    """
+    """Return who has timed out where, and whether this rank came to it afterwards."""
     first = given_up[0]
     those = [one for one in given_up if (one.op, one.line) == (first.op, first.line)]
     where = f" ({first.line})" if first.line else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import DistError
 from ..groups.abort_reason import AbortReason
@@ -38,21 +38,20 @@ def base_name(group_name: str, description: str, ranks: Sequence[int]) -> str:
     return describe_members(ranks)
 
 
-class Refresh(Protocol):
-    """`TorchWatch.refresh`."""
-
-    def __call__(self, *, fully: bool = ...) -> None: ...
-
-
 class TorchGroup(WatchedGroup):
     """A ``ProcessGroup`` of torch as the world, the agent and the board treat it.
 
     `born_ns` is the time at which it was made; 0 where the watch began later.
-    `refresh` reads what torch did since, ``fully`` or if the last reading is old.
+    `refresh` is `TorchWatch.refresh`.
     """
 
     def __init__(
-        self, group: Any, key: GroupKey, names: Names, born_ns: int, refresh: Refresh
+        self,
+        group: Any,
+        key: GroupKey,
+        names: Names,
+        born_ns: int,
+        refresh: Callable[..., None],
     ) -> None:
         self.torch_group = group
         self.torch_name: str = group.group_name
@@ -141,7 +140,7 @@ class TorchGroup(WatchedGroup):
         return export(self.torch_group, self.key)
 
     def _issued(self) -> int:
-        issued = self._names.issued(self.torch_group)
-        enqueued = self.progress.enqueued
-        seen = 0 if enqueued is None else enqueued.collective_seq_id
-        return seen if issued is None else issued
+        seen = self.progress.enqueued
+        return self._names.issued(self.torch_group) or (
+            0 if seen is None else seen.collective_seq_id
+        )

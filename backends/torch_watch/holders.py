@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CellType, FrameType, FunctionType
 from typing import Any
 
-from .private.models import DataParallelNames, FullyShardNames
+from .private.models import is_made, move_model, root_groups
 
 __all__ = ["move", "objects", "reset"]
 
@@ -22,9 +22,8 @@ def move(old: Any, new: Any) -> list[str]:
     left = []
     running = _running_frames()
     for module in data_parallel_modules(old):
-        private = DataParallelNames(module)
         # One whose construction has failed may be held by a traceback.
-        if private.is_made and not private.move(new):
+        if is_made(module) and not move_model(module, new):
             left.append(
                 "a DistributedDataParallel (make it anew: "
                 "model = rankscope.torch.rewrap(model))"
@@ -84,10 +83,9 @@ def objects(wanted: Callable[[type], bool]) -> list[Any]:
     found = []
     for one in gc.get_objects():
         kind = type(one)
-        answer = known.get(kind)
-        if answer is None:
-            answer = known[kind] = wanted(kind)
-        if answer:
+        if kind not in known:
+            known[kind] = wanted(kind)
+        if known[kind]:
             found.append(one)
     return found
 
@@ -100,7 +98,9 @@ def _holders(old: Any) -> Iterator[Any]:
             yield holder
     # The collector does not know the attributes of an object that have no references
     # themselves: it does not track groups, nor a dict of things that it does not track.
-    for one in objects(_may_have_small_dict):
+    # Functions and classes are most of the objects; programs keep no groups in them.
+    most = FunctionType, type
+    for one in objects(lambda kind: bool(kind.__dictoffset__) and kind not in most):
         for inner in gc.get_referents(one):
             if (
                 type(inner) is dict
@@ -117,11 +117,6 @@ def _contains(values: Iterable[Any], wanted: Any) -> bool:
         if one is wanted:
             return True
     return False
-
-
-def _may_have_small_dict(kind: type) -> bool:
-    # Functions and classes are most of the objects; programs keep no groups in them.
-    return bool(kind.__dictoffset__) and kind not in (FunctionType, type)
 
 
 def _running_frames() -> set[int]:
@@ -173,10 +168,7 @@ def _own() -> set[int]:
 
 
 def _move_defaults(old: Any, new: Any) -> None:
-    """Replace `old` as the default of a function's argument.
-
-    Those of torch.distributed.nn have the default group, as it is at their import.
-    """
+    """Replace `old` as the default of an argument, as of torch.distributed.nn."""
     for function in objects(lambda kind: kind is FunctionType):
         defaults = function.__defaults__
         if defaults is not None and _contains(defaults, old):
@@ -224,13 +216,12 @@ def reset(group: Any) -> list[str]:
         else _reset(one, group)
         for one in objects(lambda kind: issubclass(kind, (fsdp1, fsdp2)))
     ]
-    return [sentence for sentence in found if sentence]
+    return [*filter(None, found)]
 
 
 def _reset(module: Any, group: Any) -> str:
     """Reset a module of ``fully_shard``; return a sentence where torch cannot."""
-    private = FullyShardNames(module)
-    if not private.is_root or group not in private.groups():
+    if group not in root_groups(module):
         return ""
     if not hasattr(module, "reset_iter_state"):
         return (

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Wrapper", "replace", "when_imported"]
+__all__ = ["replace", "when_imported"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,11 +83,7 @@ class _Loader(importlib.abc.Loader):
             _log.exception("the watch of %s has failed", module.__name__)
 
 
-#: Takes a function, and returns what is called in its place.
-Wrapper = Callable[[Any], Any]
-
-
-def replace(owner: Any, name: str, wrapper: Wrapper) -> Callable[[], None]:
+def replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Callable[[], None]:
     """Put ``wrapper(function)`` in the place of a function; return the undoing.
 
     Nothing is done where `owner` has no such function.

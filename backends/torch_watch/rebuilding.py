@@ -95,10 +95,7 @@ class _Meeting:
         self._prefix = f"torch/{GroupKey(name, tuple(ranks)).id}/{generation}"
 
     def open(self, deadline: float) -> Any:
-        """Return a fresh torch TCPStore, hosted by the first rank, once all are here.
-
-        No rank changes anything before each of them has come.
-        """
+        """Return a fresh TCPStore, hosted by the first rank, once all are here."""
         limit = max(1.0, deadline - time.monotonic())
         made = None
         if self._rank == self._ranks[0]:

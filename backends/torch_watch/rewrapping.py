@@ -8,7 +8,12 @@ from typing import Any
 from ..errors import DistError
 from .creation import made_of
 from .private.groups import names
-from .private.models import DataParallelNames
+from .private.models import (
+    bucket_options,
+    delays_reductions,
+    hooks_of,
+    remove_hooks,
+)
 
 __all__ = ["rewrap"]
 
@@ -47,8 +52,7 @@ def rewrap(model: Any) -> Any:
             "rewrap takes a torch.nn.parallel.DistributedDataParallel, not a "
             f"{type(model).__name__}; other modules use the rebuilt group by themselves"
         )
-    private = DataParallelNames(model)
-    if private.delays_reductions:
+    if delays_reductions(model):
         raise DistError(
             "rewrap: the hook of delay_all_reduce_named_params is not known any more; "
             "write DistributedDataParallel(model.module, …) with it"
@@ -56,9 +60,9 @@ def rewrap(model: Any) -> Any:
     group = _group_of(model)
     options = _options(model, DistributedDataParallel)
     # Else the gradients were reduced by both.
-    private.remove_hooks()
+    remove_hooks(model)
     made = DistributedDataParallel(model.module, process_group=group, **options)
-    for hook, state in private.hooks:
+    for hook, state in hooks_of(model):
         made.register_comm_hook(state, hook)
     return made.train(model.training)
 
@@ -99,4 +103,4 @@ def _options(model: Any, kind: type) -> dict[str, Any]:
     }
     if options.get("device_ids") is None:
         options.pop("output_device", None)
-    return options | DataParallelNames(model).bucket_options()
+    return options | bucket_options(model)

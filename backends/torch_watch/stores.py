@@ -39,7 +39,8 @@ def host_store(host: str, timeout: float) -> tuple[Any, int]:
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout),
             master_listen_fd=listener.fileno(),
-            use_libuv=names().store_of_libuv_takes_socket,
+            # Before, libuv's store made a socket of its own.
+            use_libuv=names().release >= (2, 8),
         )
         # The store closes it.
         listener.detach()

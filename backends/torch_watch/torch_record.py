@@ -174,10 +174,8 @@ class TorchRecord(OpEntry):
         """Take everything from `call`, whose op torch does not record."""
         self.join(call)
         self.backend = call.backend
-        self.collective_seq_id, self.p2p_seq_id = (
-            call.collective_seq_id,
-            call.p2p_seq_id,
-        )
+        self.collective_seq_id = call.collective_seq_id
+        self.p2p_seq_id = call.p2p_seq_id
         self.created_ns = self.started_ns = call.began_ns
         self.state = "started"
         self.thread = call.thread

@@ -169,10 +169,7 @@ class UnfinishedGroups:
             recorder.changed()
 
     def _begin(self, arguments: Mapping[str, Any]) -> UnfinishedGroup | None:
-        """Return the group of `arguments`; ``None`` if this rank waits for no other.
-
-        A rebuild makes groups on another thread, once all ranks are there.
-        """
+        """Return the group of `arguments`; ``None`` if this rank waits for no other."""
         default = names().default
         size, ranks = arguments["group_size"], arguments["global_ranks_in_group"]
         rank = arguments["group_rank"] if default is None else default.rank()
@@ -248,10 +245,7 @@ def export(group: Any, key: GroupKey) -> dict[str, Any]:
 
 
 class PendingGroup(WatchedGroup):
-    """A group that the other ranks have, as the world treats it until it is rebuilt.
-
-    `exported` is what `export` returned on another rank.
-    """
+    """A group that others have `exported`, as the world treats it until its rebuild."""
 
     def __init__(self, exported: Mapping[str, Any]) -> None:
         self._exported = exported

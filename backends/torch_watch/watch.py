@@ -26,7 +26,7 @@ from .errors import install_excepthook, on_broken
 from .frames import note_submitters
 from .given_up import has_timed_out, note_failed_call, note_given_up
 from .groups import TorchGroup, base_name
-from .patching import when_imported
+from .patching import replace, when_imported
 from .private.groups import C10D, RECORDER_SIZE, REGISTER, SET_DEFAULT, Names, probe
 from .stores import is_gone
 from .tracker import Status, Tracker
@@ -132,7 +132,8 @@ class TorchWatch:
         names = probe(c10d)
         for sentence in names.missing:
             self._advise(sentence)
-        if self._sets_size and names.reads_old_size:
+        # Newer ones warn of the older name.
+        if self._sets_size and names.release < (2, 9):
             os.environ[RECORDER_SIZE[1]] = str(ENTRIES)
         self.calls = CallLog(names)
         self.calls.install()
@@ -176,7 +177,7 @@ class TorchWatch:
 
             return register
 
-        return torch.wrap(REGISTER, wrap)
+        return replace(torch.c10d, REGISTER, wrap)
 
     def _keep_past(self, torch: Names) -> Callable[[], None]:
         """Keep what tells of the last ops when all groups are destroyed."""
@@ -194,7 +195,7 @@ class TorchWatch:
 
             return update
 
-        return torch.wrap(SET_DEFAULT, wrap)
+        return replace(torch.c10d, SET_DEFAULT, wrap)
 
     def _last_ops(self) -> dict[str, Any]:
         records = [slim(one) for one in self.records()[-PAST:]]
@@ -233,10 +234,7 @@ class TorchWatch:
         return self.store()
 
     def groups(self) -> Sequence[TorchGroup | PendingGroup | UnfinishedGroup]:
-        """Return the groups of this rank, the default one first.
-
-        Those that a fresh process has yet to join, or that are being made, are last.
-        """
+        """Return the groups of this rank, the default one first, unmade ones last."""
         with self._lock:
             self._discover()
             made = list(self._groups.values())

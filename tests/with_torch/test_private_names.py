@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.backends import torch_watch
 from rankscope.backends.torch_backend import private as backend_names
+from rankscope.backends.torch_watch.patching import replace
 from rankscope.backends.torch_watch.private import groups
 
 WATCH = Path(torch_watch.__file__).parent
@@ -71,7 +72,7 @@ def test_a_group_may_be_made_while_the_groups_are_listed() -> None:
 
 def test_a_missing_function_is_not_replaced() -> None:
     lacking = groups.probe(copy_without("_new_process_group_helper"))
-    lacking.wrap(groups.MAKER, lambda original: original)()
+    replace(lacking.c10d, groups.MAKER, lambda original: original)()
     assert not hasattr(lacking.c10d, "_new_process_group_helper")
 
 

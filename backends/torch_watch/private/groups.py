@@ -16,7 +16,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from ..patching import Wrapper, replace
+from ..patching import replace
 
 __all__ = [
     "C10D",
@@ -67,19 +67,9 @@ class Names:
         return getattr(self.c10d, "_world", None)
 
     @property
-    def reads_old_size(self) -> bool:
-        """Whether this torch reads the second of `RECORDER_SIZE`; newer ones warn."""
-        return self._release < (2, 9)
-
-    @property
-    def store_of_libuv_takes_socket(self) -> bool:
-        """Whether a ``TCPStore`` of the default kind can listen at a given socket."""
-        return self._release >= (2, 8)
-
-    @property
-    def _release(self) -> tuple[int, int]:
-        major, minor = self.version.split(".")[:2]
-        return int(major), int(minor)
+    def release(self) -> tuple[int, ...]:
+        """The release of torch, as 2 and 14."""
+        return tuple(map(int, self.version.split(".")[:2]))
 
     # -- the registry ---------------------------------------------------------------
 
@@ -111,10 +101,7 @@ class Names:
         self.registry.group_count = count
 
     def places(self, group: Any) -> Mapping[int, int] | None:
-        """Return the rank in `group` of each of its global ranks.
-
-        ``None`` while the group is being made.
-        """
+        """Return rank in `group` by global rank; ``None`` while it is being made."""
         known: Mapping[Any, Mapping[int, int]]
         known = getattr(self.registry, "pg_group_ranks", {})
         return known.get(group)
@@ -197,12 +184,12 @@ class Names:
         return None
 
     @staticmethod
-    def issued(group: Any) -> int | None:
-        """Return how many collectives `group` has issued, if its backend counts."""
+    def issued(group: Any) -> int:
+        """Return how many collectives `group` has issued; 0: it counts none."""
         try:
             return int(group._get_sequence_number_for_group())
         except (AttributeError, RuntimeError):
-            return None
+            return 0
 
     # -- creation -------------------------------------------------------------------
 
@@ -212,18 +199,10 @@ class Names:
         known = inspect.signature(getattr(self.c10d, MAKER)).parameters
         return "pg_options" if "pg_options" in known else "backend_options"
 
-    def wrap(self, name: str, wrapper: Wrapper) -> Callable[[], None]:
-        """Replace `MAKER`, `REGISTER` or `SET_DEFAULT`; return the undoing."""
-        return replace(self.c10d, name, wrapper)
-
     def make(
         self, arguments: Mapping[str, Any], places: Mapping[int, int], *, default: bool
     ) -> Any:
-        """Make a group, which may become the `default` one, and register it.
-
-        `arguments` are those of the function that makes groups, by name, and `places`
-        the rank in the group of each of its global ranks.
-        """
+        """Make a group by `arguments` of `MAKER`, and register it with its `places`."""
         with self._without_split(arguments):
             new, _ = getattr(self.c10d, MAKER)(**arguments)
         self.registry.pg_group_ranks[new] = dict(places)
@@ -236,10 +215,7 @@ class Names:
 
     @contextlib.contextmanager
     def out_of_registry(self, group: Any) -> Iterator[Mapping[int, int]]:
-        """Within the block, the registry does not have `group`; nor after a success.
-
-        Yields the rank in the group of each of its global ranks.
-        """
+        """Within the block, and after a success, the registry lacks `group`."""
         c10d, registry = self.c10d, self.registry
         places = registry.pg_group_ranks[group]
         tables = [
@@ -275,10 +251,7 @@ class Names:
 
     @contextlib.contextmanager
     def _without_split(self, arguments: Mapping[str, Any]) -> Iterator[None]:
-        """Within the block, no communicator is split from the default group's.
-
-        A split needs the ranks that are not in the group as well, which take no part.
-        """
+        """Within the block, no group is split: that needs ranks outside of it, too."""
         for name in ("backend_options", "pg_options"):
             options: Any = arguments.get(name)
             if options is not None and hasattr(options, "split_from"):
