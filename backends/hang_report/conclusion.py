@@ -144,14 +144,8 @@ def _deaths() -> dict[int, str]:
     return found
 
 
-def conclude(folder: Path, others_wait: bool) -> Conclusion:
-    """Write the verdict into `folder` as text, JSON and page; return it.
-
-    Where nobody waits (`others_wait`), nothing is kept: a rank that fails alone has
-    told its reason itself.
-    """
-    if not others_wait:
-        return Conclusion(None, "")
+def conclude(folder: Path) -> Conclusion:
+    """Write the verdict into `folder` as text, JSON and page; return it."""
     # The readers take long to import: no job that ends well does.
     from ..post_mortem.rank_facts import TITLE
     from ..post_mortem.report import examine

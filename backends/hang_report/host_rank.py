@@ -29,7 +29,7 @@ class HostRank:
         say: Callable[[str], None],
     ) -> None:
         self.rank, self.key = rank, key
-        self.meeting = Meeting(key, rank, {})
+        self.meeting = Meeting(key, rank)
         self.silent = SilentStacks(self.meeting.folder / f"{STACKS}{rank}.txt")
         try:
             self.meeting.tell({"signal": self.silent.signal})
@@ -39,10 +39,7 @@ class HostRank:
         self.reports = Reports(folder, self.meeting, waiting, place, say)
 
     def tell_signal(self) -> None:
-        """Tell the peers which threads there are to ask for stacks.
-
-        None, if the program has taken the signal for itself.
-        """
+        """Tell the peers which threads there are to ask for stacks, if any."""
         if self.silent.signal is None:
             return
         if not self.silent.is_mine():

@@ -71,10 +71,7 @@ def tells(meeting: Meeting) -> bool:
 def sentence_of(
     left: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str] = {}
 ) -> str:
-    """Return what the last ops of ranks tell together; empty: nothing is certain.
-
-    `hosts` has the host of each rank, if they are on several.
-    """
+    """Return what the last ops of ranks on `hosts` tell; empty: nothing is certain."""
     lateness = Lateness(ended=True)
     lateness.take(left, hosts=hosts)
     return next(iter(late_lines(lateness.findings())), "")

@@ -30,9 +30,9 @@ class Meeting:
     where there can be none.
     """
 
-    def __init__(self, key: str, rank: int, about: dict[str, Any]) -> None:
+    def __init__(self, key: str, rank: int) -> None:
         self.rank = rank
-        self._about = {**about, "pid": os.getpid(), "host": this_host()}
+        self._about: dict[str, Any] = {"pid": os.getpid(), "host": this_host()}
         with _private_folder() as parent:
             # What is left of jobs whose ranks were all killed.
             for folder in parent.iterdir():

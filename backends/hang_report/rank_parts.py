@@ -63,7 +63,7 @@ def _parts_of(key: str) -> Iterator[Path]:
     own = -os.getpid()
     folder = Path(tempfile.mkdtemp(prefix="rankscope-look-"))
     try:
-        meeting = Meeting(key, own, {})
+        meeting = Meeting(key, own)
         try:
             number, told = _next_request(meeting)
             if told is not None:
@@ -89,10 +89,7 @@ def _parts_of(key: str) -> Iterator[Path]:
 
 
 def _next_request(meeting: Meeting) -> tuple[int, Path | None]:
-    """Return the number of the next request, and the folder of a report of the end.
-
-    Not of one after which the job went on.
-    """
+    """Return the number of the next request, and the folder of a report of the end."""
     told = None
     for number in itertools.count(1):
         request = meeting.get(f"request_{number}")

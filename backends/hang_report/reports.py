@@ -322,16 +322,16 @@ class Reports:
             add_unjoined(folder, lacking, self._place.address)
         # A part that comes now would tell otherwise than the verdict.
         self._meeting.put(f"closed_{request.number}", {"rank": self._meeting.rank})
-        waits = request.reason != "exception" or _others_wait(folder, request.rank)
-        found = conclude(folder, waits)
+        if request.reason == "exception" and not _others_wait(folder, request.rank):
+            # A rank that fails alone has told its reason itself.
+            self._remove(folder)
+            return Conclusion(None, "")
+        found = conclude(folder)
         if request.rank == self._meeting.rank and self._elsewhere:
             problems = filter(None, (self._elsewhere, found.problem))
             found = replace(found, problem="; ".join(problems))
-        if found.folder is None:
-            self._remove(folder)
-        else:
-            with contextlib.suppress(OSError, ValueError):
-                self._say(f"rankscope: {found}")
+        with contextlib.suppress(OSError, ValueError):
+            self._say(f"rankscope: {found}")
         return found
 
 

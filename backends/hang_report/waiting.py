@@ -52,10 +52,7 @@ class Waiting:
 def rendezvous(
     address: str = "", error: BaseException | None = None
 ) -> dict[str, Any] | None:
-    """Return in which call the main thread makes a group, or has failed by `error`.
-
-    `address` is where the ranks of the job meet.
-    """
+    """Return in which call the main thread makes a group, or has failed by `error`."""
     if error is None:
         inner = frame_of_thread(threading.main_thread().ident)
         calls = traceback.walk_stack(inner) if inner is not None else iter(())

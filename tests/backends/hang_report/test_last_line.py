@@ -35,7 +35,7 @@ def meetings(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # A process sees none of its own locks: the first rank would seem to be dead.
     monkeypatch.setattr(meeting_module, "_remove_unless_used", lambda folder: None)
-    made = {rank: Meeting("job", rank, {}) for rank in range(3)}
+    made = {rank: Meeting("job", rank) for rank in range(3)}
     yield made
     for one in made.values():
         one.close()

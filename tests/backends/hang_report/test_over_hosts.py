@@ -109,7 +109,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = []
     for rank in range(2):
         one = Reporter(Settings(tmp_path), Place())
-        one._joined = type("Joined", (), {"meeting": Meeting("job", rank, {})})()
+        one._joined = type("Joined", (), {"meeting": Meeting("job", rank)})()
         monkeypatch.setattr(one._thread, "is_alive", lambda: True)
         # On this thread at once.
         monkeypatch.setattr(

@@ -57,7 +57,7 @@ def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Meeting
     """The place of rank 0, in a temporary folder of its own."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    found = Meeting("job", 0, {})
+    found = Meeting("job", 0)
     yield found
     found.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends.attach.choose import jobs_of_user
+from rankscope.backends.attach.jobs import jobs_of_user
 from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.read import look
 from rankscope.backends.conformance.waiting import until
