@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -23,11 +23,10 @@ from ..stores.prefix import PrefixStore
 from ..work.user_code import users_frame
 from . import private, stale
 from .joining import await_key, joining
+from .private import Shell
 
 __all__ = ["install", "tell_rejoin"]
 
-#: One of the classes of `shell`, whose `group` is the Rankscope group.
-_Shell: TypeAlias = Any
 
 #: What `rejoin` tells; the constructor tells the user's lines.
 _REJOIN = "rejoin"
@@ -72,7 +71,7 @@ def _asking(construct: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-def _shell_of(arguments: dict[str, Any]) -> _Shell | None:
+def _shell_of(arguments: dict[str, Any]) -> Shell | None:
     """Return the group of a model to be made; ``None``: it is of another backend."""
     group, mesh = arguments.get("process_group"), arguments.get("device_mesh")
     if group is None:
@@ -81,7 +80,7 @@ def _shell_of(arguments: dict[str, Any]) -> _Shell | None:
     return shell if hasattr(shell, "of_rankscope") else None
 
 
-def _all_construct(shell: _Shell) -> bool:
+def _all_construct(shell: Shell) -> bool:
     """Return whether all ranks of the group are in the same call of the constructor."""
     fresh = joining()
     if fresh is not None and not fresh.in_cells:
@@ -119,7 +118,7 @@ _CALL = "the constructor of DistributedDataParallel"
 _LACKS = "has called neither it nor rankscope.torch.rejoin(model, optimizer)"
 
 
-def tell_rejoin(shells: list[_Shell], among: list[int]) -> None:
+def tell_rejoin(shells: list[Shell], among: list[int]) -> None:
     """Tell that this rank is in `rejoin`, in the groups whose ranks all call it."""
     for shell in shells:
         if _goes_on(shell) and set(shell.group.ranks) <= set(among):
@@ -130,7 +129,7 @@ def tell_rejoin(shells: list[_Shell], among: list[int]) -> None:
             told.count, told.differs = told.count + 1, False
 
 
-def _goes_on(shell: _Shell) -> bool:
+def _goes_on(shell: Shell) -> bool:
     """Return whether the group was rebuilt, or is of a later round of a launcher."""
     return shell.rebuilt or shell.group.generation > 0
 

@@ -36,10 +36,7 @@ _ADDRESS, _COUNT = "rankscope/{}", "rankscope/count/{}"
 
 
 def default_ranks() -> list[int]:
-    """Return Rankscope's global ranks by torch's: those of the default group.
-
-    They differ once torch's default group has lost ranks.
-    """
+    """Return Rankscope's global ranks by torch's, which differ after a shrink."""
     if not _default_ranks:
         default = world.default
         return [] if default is None else default.ranks
@@ -57,10 +54,7 @@ def note_default_ranks(ranks: list[int]) -> None:
 
 
 def take_options(options: Any) -> Options:
-    """Return `options` of a call of torch, checked; ``None`` are the defaults.
-
-    Raises `TypeError` for anything else.
-    """
+    """Return `options` of a call of torch; `TypeError` where they are no such."""
     if options is None:
         return Options()
     if not isinstance(options, Options):
@@ -153,10 +147,7 @@ def require_members(group: ProcessGroup, op: str) -> None:
 def _meet(
     store: Any, rank: int, size: int, timeout: float, options: Options
 ) -> ProcessGroup:
-    """Make Rankscope's default group over a store of its own.
-
-    The launcher serves it, if it is ours, and else rank 0.
-    """
+    """Make Rankscope's default group over its own store, of the launcher or rank 0."""
     here = first_number(("RANK",)), first_number(("MASTER_PORT",))
     if launched.is_launched() and here == (rank, store_port(store)):
         init_process_group(options.transport, None, timeout, size, rank)

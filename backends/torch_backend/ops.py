@@ -64,10 +64,7 @@ _BY_ROWS: dict[Function, int] = {
 
 
 class Ops(GroupOps):
-    """The op methods of ``torch.distributed.ProcessGroup``, over `group`.
-
-    They are those of a Rankscope group, for tensors and with torch's options.
-    """
+    """The op methods of ``torch.distributed.ProcessGroup``, over a Rankscope group."""
 
     #: The group that does the ops.
     group: ProcessGroup

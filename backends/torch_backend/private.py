@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed.distributed_c10d as c10d_module
@@ -25,6 +25,7 @@ __all__ = [
     "HANDLE",
     "DistStoreError",
     "DistributedDataParallel",
+    "Shell",
     "before_forward",
     "being_made",
     "being_split",
@@ -65,6 +66,9 @@ HANDLE = "rankscope/{}"
 
 #: A sentence for each name that this torch lacks.
 missing: list[str] = []
+
+#: One of the classes of `shell`, whose `group` is the Rankscope group.
+Shell: TypeAlias = Any
 
 DistStoreError = torch.distributed.DistStoreError
 DistributedDataParallel = torch.nn.parallel.DistributedDataParallel
@@ -200,10 +204,7 @@ def _variables_of(function: str) -> dict[str, Any]:
 
 
 def being_made(name: str) -> tuple[list[str], str]:
-    """Return what the creator of backend `name` is not told of the group being made.
-
-    That is the backends beside it, and what the group is for.
-    """
+    """Return the backends beside `name` in the group being made, and its purpose."""
     made = _variables_of(_MAKER)
     if not made:
         return [], ""
@@ -212,10 +213,7 @@ def being_made(name: str) -> tuple[list[str], str]:
 
 
 def being_split() -> tuple[list[int], str]:
-    """Return what a backend is not told of the groups that ``split_group`` makes.
-
-    That is the ranks of them all, and what they are for.
-    """
+    """Return all ranks of the groups that ``split_group`` makes, and their purpose."""
     made = _variables_of(_SPLITTER)
     ranks = [one for part in made.get("split_ranks") or () for one in part]
     return ranks, made.get("group_desc") or ""
@@ -263,10 +261,7 @@ _changes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def bucket_changes(model: Any) -> int:
-    """Return how often the reducer of a DDP model has built its buckets anew.
-
-    Ranks with the same number have the same buckets.
-    """
+    """Return how often a model has built its buckets anew; equal where they are."""
     return _changes.get(model, 0) + int(model._has_rebuilt_buckets)
 
 
@@ -337,10 +332,7 @@ def restore_precision(model: Any) -> None:
 
 
 def store_host(store: Any) -> str:
-    """Return the host at which the ranks reach rank 0: that of torch's ``TCPStore``.
-
-    Over another store, such as a file, the ranks are on one host.
-    """
+    """Return the host where ranks reach rank 0, by torch's store; else this one."""
     host = getattr(_innermost(store), "host", "")
     return host or "127.0.0.1"
 

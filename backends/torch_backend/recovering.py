@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
 
 from ..errors import DistBackendError
 from ..groups.api import rebuild_process_group
@@ -16,6 +15,7 @@ from ..rank_sets import name_ranks
 from ..work.async_errors import acknowledge
 from . import meeting, private
 from .joining import joining
+from .private import Shell
 
 __all__ = ["rebuild", "reconfigure", "shrink", "whole_groups"]
 
@@ -24,11 +24,7 @@ __all__ = ["rebuild", "reconfigure", "shrink", "whole_groups"]
 REBUILD_TIMEOUT = 300.0
 
 
-#: One of the classes of `shell`, whose `group` is the Rankscope group.
-_Shell: TypeAlias = Any
-
-
-def _groups() -> list[_Shell]:
+def _groups() -> list[Shell]:
     """Return the groups of this process, the default one first."""
     backends = map(private.cpu_backend, private.registered_groups())
     found = [one for one in backends if hasattr(one, "of_rankscope")]
@@ -40,7 +36,7 @@ def _groups() -> list[_Shell]:
     return found
 
 
-def whole_groups(call: str) -> list[_Shell]:
+def whole_groups(call: str) -> list[Shell]:
     """Return the groups of this process, none of which has another backend."""
     groups = _groups()
     for group in groups:
@@ -70,7 +66,7 @@ def rebuild(timeout: float = REBUILD_TIMEOUT) -> None:
         fresh.end()
 
 
-def _abort_others(groups: Sequence[_Shell]) -> None:
+def _abort_others(groups: Sequence[Shell]) -> None:
     """Abort the groups that are not yet, for the same cause as the first that is.
 
     To ranks that wait in them the end of this one's connections would be the cause.
@@ -81,7 +77,7 @@ def _abort_others(groups: Sequence[_Shell]) -> None:
 
 
 def _go_on(
-    groups: Sequence[_Shell],
+    groups: Sequence[Shell],
     store: LaunchedStore,
     timeout: float,
     *,
@@ -162,7 +158,7 @@ def shrink(
 
 
 def reconfigure(
-    group: _Shell, handles: set[str] | list[str], timeout: timedelta | None
+    group: Shell, handles: set[str] | list[str], timeout: timedelta | None
 ) -> None:
     """Go on with the ranks of `handles`, as torch's ``_reconfigure`` says.
 

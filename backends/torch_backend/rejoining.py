@@ -7,7 +7,7 @@ import hashlib
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as td
@@ -16,12 +16,11 @@ from . import hooks_on_cpu, optimizer_steps, private, sharded, stale
 from .agreement import Held, Hook, LostStateError, choose
 from .constructing import tell_rejoin
 from .joining import joining
+from .private import Shell
 from .recovering import whole_groups
 
 __all__ = ["rejoin"]
 
-#: One of the classes of `shell`, whose `group` is the Rankscope group.
-_Shell: TypeAlias = Any
 
 #: Models here that have parts of two steps: they get another rank's state, or that of
 #: a checkpoint, and an error came meanwhile.
@@ -34,7 +33,7 @@ def rejoin(
     *,
     step: int | None = None,
     load: Callable[[], int] | None = None,
-    group: _Shell | None = None,
+    group: Shell | None = None,
 ) -> int:
     """Do `rankscope.torch.rejoin`."""
     groups = whole_groups("rejoin")
@@ -70,7 +69,7 @@ def rejoin(
 
 
 def _agree(
-    group: _Shell,
+    group: Shell,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     step: int | None,
@@ -113,7 +112,7 @@ def _agree(
     return found
 
 
-def _told(group: _Shell, value: Any) -> dict[int, Any]:
+def _told(group: Shell, value: Any) -> dict[int, Any]:
     """Return what each rank of the group gave as `value`."""
     told: list[Any] = [None] * group.size()
     td.all_gather_object(told, value, group=group)
@@ -124,7 +123,7 @@ def _told(group: _Shell, value: Any) -> dict[int, Any]:
 
 
 def _held(
-    group: _Shell, model: torch.nn.Module, optimizer: Any, step: int | None
+    group: Shell, model: torch.nn.Module, optimizer: Any, step: int | None
 ) -> Held:
     ranks = set(td.get_process_group_ranks(group))
     for module in private.replicas(model):
@@ -209,7 +208,7 @@ def _steps(optimizer: torch.optim.Optimizer | None) -> int | None:
 # -- sending it ------------------------------------------------------------
 
 
-def _group_of(ranks: tuple[int, ...]) -> _Shell:
+def _group_of(ranks: tuple[int, ...]) -> Shell:
     """Return the first group of torch of these ranks: that of a module, or a mesh."""
     for group in whole_groups("rejoin"):
         if sorted(td.get_process_group_ranks(group)) == list(ranks):
@@ -221,7 +220,7 @@ def _group_of(ranks: tuple[int, ...]) -> _Shell:
 
 
 def _send(
-    group: _Shell,
+    group: Shell,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     source: int,
@@ -234,7 +233,7 @@ def _send(
         _send_state(optimizer, group, source)
 
 
-def _send_state(optimizer: torch.optim.Optimizer, group: _Shell, source: int) -> None:
+def _send_state(optimizer: torch.optim.Optimizer, group: Shell, source: int) -> None:
     is_source = td.get_rank() == source
     described: list[Any] = [None]
     if is_source:

@@ -151,11 +151,7 @@ def schedules(model: torch.nn.Module) -> list[Any]:
 
 
 def reset_schedule(schedule: Any) -> None:
-    """Have a schedule be as before its first step, as it is in a fresh process.
-
-    In that step the stages tell each other their shapes. One that failed leaves
-    activations and losses.
-    """
+    """Have a schedule be as before its first step, as it is in a fresh process."""
     for name in vars(schedule):
         if name.endswith("_initialized"):
             setattr(schedule, name, False)

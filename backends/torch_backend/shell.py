@@ -156,10 +156,7 @@ class _Shell(Ops):
         self.group.abort("abort() of torch's process group")
 
     def shutdown(self) -> None:
-        """Free the Rankscope group; that of the default group ends them all.
-
-        The default group of a notebook stays: it was there before.
-        """
+        """Free the Rankscope group; that of the default group ends them all."""
         group = self.group
         group.rebuild_hooks.pop(id(self), None)
         if group.key not in {one.key for one in world.groups()}:

@@ -12,13 +12,14 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from ..errors import DistBackendError
 from ..work.flight_recorder import recorder
 from . import private, sharded
+from .private import Shell
 
 __all__ = [
     "accept",
@@ -30,8 +31,6 @@ __all__ = [
     "refuse_model",
 ]
 
-#: One of the classes of `shell`, whose `group` is the Rankscope group.
-_Shell: TypeAlias = Any
 
 #: By the DDP model: the group, and its generation, of its constructor, or of `rejoin`;
 #: ``None``: it was made without the values of the other ranks.
@@ -76,7 +75,7 @@ def _check(model: Any) -> None:
         raise _error("forward", shell, model, _OLD if made else _WITHOUT_VALUES)
 
 
-def note_model(model: Any, shell: _Shell) -> None:
+def note_model(model: Any, shell: Shell) -> None:
     """Note a new DDP model, whose values are those of the other ranks."""
     _used[model] = _stamp(shell)
 
@@ -86,11 +85,11 @@ def refuse_model(model: Any) -> None:
     _used[model] = None
 
 
-def _stamp(shell: _Shell) -> tuple[Any, int]:
+def _stamp(shell: Shell) -> tuple[Any, int]:
     return shell.group.key, shell.group.generation
 
 
-def note(shell: _Shell) -> None:
+def note(shell: Shell) -> None:
     """Note what may issue ops of a model in the group, which was rebuilt.
 
     FSDP2 refuses from now on to gather parameters, as not every pass has an op: a rank
@@ -121,9 +120,7 @@ _found: tuple[int, weakref.WeakKeyDictionary[Any, list[Any]]] = (
 )
 
 
-def _refusing_to_gather(
-    shell: _Shell, weak: weakref.ref[Any]
-) -> Callable[[bool], None]:
+def _refusing_to_gather(shell: Shell, weak: weakref.ref[Any]) -> Callable[[bool], None]:
     def unshard(async_op: bool = False) -> None:
         one: Any = weak()
         if not _accepting:
@@ -133,7 +130,7 @@ def _refusing_to_gather(
     return unshard
 
 
-def refuse(shell: _Shell, op: str, issued: FrameType) -> None:
+def refuse(shell: Shell, op: str, issued: FrameType) -> None:
     """Raise `DistBackendError` where the op at the frame `issued` is of ``stale``."""
     if _accepting:
         return
@@ -177,7 +174,7 @@ _WITHOUT_VALUES = (
 )
 
 
-def _error(op: str, shell: _Shell, of: Any, why: str = _OLD) -> DistBackendError:
+def _error(op: str, shell: Shell, of: Any, why: str = _OLD) -> DistBackendError:
     remedy = "make the model anew, and load a checkpoint"
     if not isinstance(shell, private.c10d.Backend) and not sharded.is_of(
         of, sharded.FSDP1
@@ -204,7 +201,7 @@ def accepting() -> Iterator[None]:
 
 
 def accept(
-    shells: list[_Shell],
+    shells: list[Shell],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
 ) -> None:
