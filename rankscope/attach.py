@@ -10,8 +10,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rankscope.backends.attach.choose import jobs_of_user, processes_named
-from rankscope.backends.attach.jobs import ENGINES, Job
+from rankscope.backends.attach.jobs import (
+    ENGINES,
+    Job,
+    jobs_of_user,
+    processes_named,
+)
 from rankscope.backends.attach.look import Look, as_json
 from rankscope.backends.attach.process_table import read_table
 from rankscope.backends.attach.py_spy import PySpyError, find_py_spy

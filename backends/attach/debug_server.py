@@ -7,27 +7,24 @@ fetches from the servers of all ranks. These need no GIL: they answer while rank
 from __future__ import annotations
 
 import http.client
-import re
-from collections.abc import Mapping
 from functools import partial
 
 import psutil
 
 from ..post_mortem.evidence_file import RawFile, UnreadableError
+from ..post_mortem.files import answers_on
 from ..post_mortem.flight_dump import read_dump
 from .jobs import Job
 from .py_spy import PySpyError, dump
 from .reports import Found, Reports, found_in, ports_of
 
-__all__ = ["debug_reports", "ranks_in"]
+__all__ = ["debug_reports", "read_page"]
 
 KIND = "torch's debug server"
 #: Seconds for its answer, and bytes of it at most.
 TIMEOUT, LARGEST = 10.0, 256 << 20
 #: A frame of the server's process.
 _FRAME = b"torch/distributed/debug/_frontend.py"
-#: What the page has of each rank; where one did not answer, its state comes first.
-_RANK = re.compile(r"<h2>Rank (\d{1,6}): [^<]*</h2>\s*<pre>(\{.*?\n?\})</pre>", re.S)
 
 
 def debug_reports(job: Job, py_spy: str) -> Reports | None:
@@ -67,28 +64,28 @@ def _fetch(port: int) -> Found:
     try:
         connection.request("GET", "/fr_trace_json")
         answer = connection.getresponse()
-        page = answer.read(LARGEST).decode("utf-8", errors="replace")
+        page = answer.read(LARGEST)
     except (OSError, http.client.HTTPException) as error:
         return Found(problem=f"it has not answered: {error}")
     finally:
         connection.close()
     if answer.status != http.client.OK:
         return Found(problem=f"it answered {answer.status} {answer.reason}")
-    return _read(ranks_in(page))
+    return read_page(page)
 
 
-def ranks_in(page: str) -> dict[int, str]:
-    """Return rank → its Flight Recorder as JSON, of the server's page."""
-    return {int(rank): text for rank, text in _RANK.findall(page)}
-
-
-def _read(texts: Mapping[int, str]) -> Found:
-    if not texts:
+def read_page(page: bytes) -> Found:
+    """Return what the Flight Recorders of the ranks tell that are on the page."""
+    # Of a rank that has not answered, it has the error.
+    answers = {
+        rank: text for rank, text in answers_on(page).items() if text[:1] == b"{"
+    }
+    if not answers:
         return Found(problem="no rank has answered it")
     try:
         dumps = {
-            rank: read_dump(RawFile(f"rank_{rank}", text.encode()))
-            for rank, text in texts.items()
+            rank: read_dump(RawFile(f"rank_{rank}", text))
+            for rank, text in answers.items()
         }
     except (UnreadableError, RecursionError) as error:
         return Found(problem=str(error))

@@ -90,10 +90,7 @@ class Stated(NamedTuple):
 
 
 def stated_rank(variables: Mapping[str, str]) -> Stated | None:
-    """Return what those of `VARIABLES` say of a rank that it was started with.
-
-    None: it is none.
-    """
+    """Return what those of `VARIABLES` say of a rank; None: it is none."""
     for scheme in _SCHEMES:
         names = scheme.names
         rank = first_number((names.rank,), variables)
@@ -113,10 +110,7 @@ def is_python(program: str) -> bool:
 
 
 def module_of(command: Sequence[str]) -> str:
-    """Return the script or module that a command of Python runs: ``train.py``.
-
-    Of another program its own name; of ``python -c`` and of a bare Python ``""``.
-    """
+    """Return the script or module that a Python runs: ``train.py``; else a program."""
     if not command:
         return ""
     if not is_python(command[0]):

@@ -32,10 +32,7 @@ _EQUAL = (
 
 
 def find_spawned(jobs: Iterable[Job], py_spy: str | None) -> list[Job]:
-    """Return the jobs with the ranks that `torch.multiprocessing` has started.
-
-    Other children of a Python, as the workers of a data loader, are left out.
-    """
+    """Return `jobs`, of forked ones the ranks that `torch.multiprocessing` started."""
     found = []
     for job in jobs:
         if job.launcher != FORKED:

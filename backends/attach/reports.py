@@ -76,10 +76,7 @@ def _progress(dump: Dump) -> object:
 
 
 def ports_of(pid: int) -> frozenset[int]:
-    """Return where a process listens for TCP connections, if that may be known.
-
-    A child inherits the sockets of its parent: they are those of both.
-    """
+    """Return where a process, or its parent for it, listens for TCP, if it is known."""
     try:
         process = psutil.Process(pid)
         # Its name since psutil 6.

@@ -41,10 +41,7 @@ class Callers:
 
 
 def _other_cell(line: SourceLine) -> int | None:
-    """Return which caller of a cell's line is the first one in another cell.
-
-    The line is that of a helper, and the cell that runs is the caller's.
-    """
+    """Return which caller of the line of a helper is the first one in another cell."""
     if not line.file.startswith("cell "):
         return None
     others = (

@@ -158,10 +158,7 @@ def _span(records: list[Mapping[str, Any]], labels: Mapping[str, str]) -> _Span:
 
 
 def _nest(spans: Iterable[_Span]) -> list[list[_Span]]:
-    """Return the spans in tracks; the spans of one track nest or do not overlap.
-
-    The format forbids bars of one track that overlap without nesting.
-    """
+    """Return the spans in tracks, in each of which they nest or do not overlap."""
     tracks: list[list[_Span]] = []
     open_until: list[list[int]] = []  # ends of the open spans of each track
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):

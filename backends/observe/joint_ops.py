@@ -151,10 +151,7 @@ def why_unknown(record: Record) -> str:
 
 
 def followed(records: Iterable[Record]) -> Iterator[Followed]:
-    """Yield the joint collectives of one rank that have one before them in the group.
-
-    `records` are oldest first, of all groups.
-    """
+    """Yield the joint collectives of a rank, oldest first, but for the first one."""
     # Group and generation → the last joint collective, and what came since.
     since: dict[tuple[str, int], tuple[Record, int, bool]] = {}
     # The same, or what else a rank may wait in → when its last op has ended.

@@ -215,10 +215,7 @@ def _runs(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def _process_group(group_id: str, group: str, generation: int) -> tuple[str, str]:
-    """Return name and description; one group has one description.
-
-    The name is the id: several groups of a rank may share their description.
-    """
+    """Return the name, which is the id, and the description of a group."""
     if group == DEFAULT:
         # PyTorch's name of the default group, which some of its tools search for.
         group_id, group = DEFAULT, "default_pg"

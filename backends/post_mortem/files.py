@@ -21,7 +21,7 @@ from typing import IO, cast
 from .evidence_file import EvidenceFile, RawFile
 from .log import extract
 
-__all__ = ["LARGEST", "find_files"]
+__all__ = ["LARGEST", "answers_on", "find_files"]
 
 #: Bytes of a file, and of all members of an archive together, that are read.
 LARGEST = 512 << 20
@@ -218,17 +218,23 @@ _ANSWER = re.compile(rb"<pre[^>]*>(.*?)</pre>", re.DOTALL)
 
 
 def _answers_in(found: RawFile | EvidenceFile) -> Iterator[RawFile | EvidenceFile]:
-    """Yield the answers of the ranks on a page, as files; another file as it is.
-
-    A browser has saved it from torch's debug server. They are dumps
-    (``/fr_trace_json``) or stacks (``/stacks``, ``/pyspy_dump``).
-    """
+    """Yield the answers of the ranks on a page, as files; another file as it is."""
     if isinstance(found, EvidenceFile) or not _RANK.search(found.data[:_BEGINNING]):
         yield found
         return
-    _, *parts = _RANK.split(found.data)
+    for rank, answer in answers_on(found.data).items():
+        yield replace(found, path=f"{found.path}/rank_{rank}", data=answer)
+
+
+def answers_on(page: bytes) -> dict[int, bytes]:
+    """Return the answer of each rank on a page of torch's debug server.
+
+    They are dumps (``/fr_trace_json``) or stacks (``/stacks``, ``/pyspy_dump``).
+    """
+    found = {}
+    _, *parts = _RANK.split(page)
     for rank, part in zip(parts[::2], parts[1::2], strict=True):
         answer = _ANSWER.search(part)
         text = html.unescape(answer[1].decode(errors="replace")) if answer else ""
-        path = f"{found.path}/rank_{rank.decode()}"
-        yield replace(found, path=path, data=text.strip().encode())
+        found[int(rank)] = text.strip().encode()
+    return found

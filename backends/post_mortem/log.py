@@ -453,10 +453,7 @@ class Log:
     def evidence(
         self, path: str, reasons: Mapping[int | None, str]
     ) -> list[RankEvidence]:
-        """Return what the log tells of each rank, besides its groups.
-
-        The `reasons` are those of all logs: that of Linux may be a file of its own.
-        """
+        """Return what the log tells of each rank; the `reasons` are of all logs."""
         found = []
         raised: dict[int, list[Raised]] = {}
         for rank, stream in self._placed():

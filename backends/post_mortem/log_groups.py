@@ -224,10 +224,7 @@ class LogGroups:
         group.size = group.size or report.size
 
     def _of_one_group(self) -> None:
-        """Give the ops without a group to the only group that there is.
-
-        A log that was cut may lack the lines that name it.
-        """
+        """Give the ops without a group to the only one: its lines may be cut off."""
         if len(self._groups) > 1:
             return
         group = next(iter(self._groups.values()), None)

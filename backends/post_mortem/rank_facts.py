@@ -288,10 +288,7 @@ def _differs(name: str, values: Mapping[int, Any], fault: Fault) -> Verdict | No
 def absences(
     waiting: Mapping[int, Rendezvous], evidence: Evidence, unseen: Mapping[int, str]
 ) -> Verdict | None:
-    """Return who is missing where ranks wait for others to make a group.
-
-    Those that are `unseen` run, and may wait, too.
-    """
+    """Return who is missing where ranks wait for others to make a group."""
     if not waiting:
         return None
     first = next(iter(waiting.values()))

@@ -7,7 +7,7 @@ import gc
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..observe.callers import Callers
@@ -79,15 +79,7 @@ class Report:
                 }
                 for one in self.verdicts
             ],
-            "files": [
-                {
-                    "path": one.path,
-                    "kind": one.kind,
-                    "ranks": list(one.ranks),
-                    "problem": one.problem,
-                }
-                for one in self.files
-            ],
+            "files": [asdict(one) for one in self.files],
             "world_size": self.world_size,
             "late": [
                 {
@@ -173,10 +165,7 @@ class Report:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Have no search for reference cycles while millions of small objects are made.
-
-    There are none in a dump, and the search takes as long as the reading.
-    """
+    """Have no search for reference cycles: in a dump it takes as long as to read it."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -213,22 +202,22 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     by_rank = {ranks[one.dump.path]: one for one in used}
     recorded, groups, world_size = evidence_of_dumps(by_rank)
     told, world_size = texts.evidence(groups, world_size)
-    files.update(texts.files())
+    files.update(texts.files)
     evidence = combine([*recorded, *told], world_size, groups)
     evidence = replace(
         evidence,
-        may_lack_hosts=texts.has_facts,
+        may_lack_hosts=texts.facts.found,
         is_of_counts=texts.is_of_counts and not by_rank,
-        final=texts.final,
+        final=texts.facts.final,
         unread=frozenset(
             next((one for one in named if one not in by_rank), -1) for named in unread
         ),
     )
     found = find_root_causes(evidence)
-    verdicts = [texts.unless_late(one, evidence) for one in found]
+    verdicts = [texts.facts.unless_late(one, evidence) for one in found]
     if not verdicts and (verdict := texts.verdict(evidence)) is not None:
         verdicts = [verdict]
-    if verdicts and (cause := texts.cause()) is not None:
+    if verdicts and (cause := texts.facts.cause()) is not None:
         verdicts = [cause]
     if not dumps and (said := texts.said(verdicts)) is not None:
         verdicts = [said]

@@ -26,10 +26,7 @@ _CELLS = re.compile(r"^<ipython-input")
 
 @lru_cache(maxsize=10_000)
 def is_library(file: str) -> bool:
-    """Return whether `file` belongs to a library or to Python, by its path alone.
-
-    The paths are those of another machine.
-    """
+    """Return whether another machine's `file` is a library's, by its path alone."""
     return bool(_LIBRARY.search(file)) and not _CELLS.match(file)
 
 

@@ -208,10 +208,7 @@ def _calls(thread: Thread) -> list[Frame]:
 
 
 def frames_of_main(file: RawFile) -> list[Frame]:
-    """Return the main thread's calls of the one process that py-spy has read as JSON.
-
-    Raises `UnreadableError` where they are not there.
-    """
+    """Return the main thread's calls, as JSON of py-spy; raises `UnreadableError`."""
     for process in _from_json(_text(file)):
         if (frames := _main_frames(process)) is not None:
             return frames

@@ -76,7 +76,6 @@ class Texts:
     """The texts of one job; the logs of its hosts and ranks are read as one."""
 
     def __init__(self) -> None:
-        self._files: dict[str, EvidenceFile] = {}
         #: What files tell of single ranks, and when each file was written.
         self._found: list[tuple[int, str, RankEvidence]] = []
         self._logs: dict[str, Log] = {}
@@ -91,27 +90,20 @@ class Texts:
         #: Ranks that were alive when the launcher ended them.
         self._alive: set[int] = set()
         self._absent: list[int] = []
-        self._facts = FactsReader()
-
-    @property
-    def final(self) -> bool:
-        """Whether a rank has told that the job ends: its youngest op hangs, too."""
-        return self._facts.final
-
-    @property
-    def has_facts(self) -> bool:
-        """Whether all ranks of a host have told of themselves, or others of them."""
-        return self._facts.found
+        #: What ranks have told of themselves, and others of them.
+        self.facts = FactsReader()
+        #: What each file was, by its path; after `evidence`.
+        self.files: dict[str, EvidenceFile] = {}
 
     @property
     def is_of_counts(self) -> bool:
         """Whether reports of RAS alone tell of ops."""
-        kinds = {one.kind for one in self._files.values()}
+        kinds = {one.kind for one in self.files.values()}
         return _RAS.kind in kinds and not self._logs
 
     def add(self, file: RawFile) -> bool:
         """Read a file; return whether its kind is known."""
-        first: tuple[Reader, ...] = (self._facts, _RESULTS, _TABLES, *_FIRST)
+        first: tuple[Reader, ...] = (self.facts, _RESULTS, _TABLES, *_FIRST)
         if any(self._read(one, file) for one in first):
             return True
         if looks_like_log(file.data):
@@ -128,7 +120,7 @@ class Texts:
         try:
             found = reader.read(file)
         except UnreadableError as error:
-            self._files[file.path] = EvidenceFile(
+            self.files[file.path] = EvidenceFile(
                 file.path, reader.kind, problem=str(error)
             )
             if reader is _ERRORS:
@@ -137,7 +129,7 @@ class Texts:
             written = file.modified_ns or 0
             self._found += [(written, file.path, one) for one in found]
             ranks = tuple(sorted({one.rank for one in found}))
-            self._files[file.path] = EvidenceFile(file.path, reader.kind, ranks)
+            self.files[file.path] = EvidenceFile(file.path, reader.kind, ranks)
         return True
 
     def evidence(
@@ -160,7 +152,7 @@ class Texts:
             self._alive |= {
                 rank for rank, one in log.table.failures.items() if one.was_ended
             }
-        world_size = world_size or self._facts.world_size
+        world_size = world_size or self.facts.world_size
         self._place_errors()
         ends = [*self._gpu_errors(ends), *ends]
         last = max([-1, *present, *(one.rank for *_, one in self._found)])
@@ -195,10 +187,7 @@ class Texts:
         return found
 
     def _place_logs(self) -> None:
-        """Read the logs of torchrun's folders of local ranks, whose ranks follow them.
-
-        One rank of a host tells the others: they are numbered in one go.
-        """
+        """Read the logs of folders of local ranks: one of a host tells the others."""
         first: dict[str, set[int]] = {}
         for path, log in self._logs.items():
             if (found := _LOCAL.match(path)) and len(log.present) == 1:
@@ -231,11 +220,11 @@ class Texts:
                 self._found += [(file.modified_ns or 0, file.path, found[0])]
                 if found[0].exception is None:
                     self._gave_up[rank] = found[0]
-                self._files[file.path] = EvidenceFile(file.path, _ERRORS.kind, (rank,))
+                self.files[file.path] = EvidenceFile(file.path, _ERRORS.kind, (rank,))
 
     def _note(self, present: Collection[int]) -> None:
         # In a report a stack that tells of a crash is a log, and no other is cut.
-        is_cut = self._absent and present and not self.has_facts
+        is_cut = self._absent and present and not self.facts.found
         absent = [self._no_line()] if is_cut else []
         for path, log in self._logs.items():
             ranks = tuple(sorted(log.present | log.table.failures.keys()))
@@ -246,7 +235,7 @@ class Texts:
             for (op, seq), places in log.of_groups.items():
                 who = tell_ranks(sorted(places), f"gave up {op} #{seq}")
                 own.append(f"{who}: these are ranks in a group, which it does not name")
-            self._files[path] = EvidenceFile(path, KIND, ranks, "; ".join(own))
+            self.files[path] = EvidenceFile(path, KIND, ranks, "; ".join(own))
             # What is said of all logs is said once.
             absent = []
 
@@ -255,18 +244,6 @@ class Texts:
         has = "the log has" if len(self._logs) == 1 else "the logs have"
         return f"{has} no line of {name_ranks(self._absent)}: {it}"
 
-    def files(self) -> dict[str, EvidenceFile]:
-        """Return what each file was, by its path; after `evidence`."""
-        return self._files
-
-    def cause(self) -> Verdict | None:
-        """Return what explains any hang of the job, if ranks have told such a thing."""
-        return self._facts.cause()
-
-    def unless_late(self, verdict: Verdict, evidence: Evidence) -> Verdict:
-        """Return a verdict, as far as what ranks tell of themselves bears it."""
-        return self._facts.unless_late(verdict, evidence)
-
     def said(self, found: Sequence[Verdict]) -> Verdict | None:
         """Return what the job said of itself, unless `found` says it, or its report.
 
@@ -274,7 +251,7 @@ class Texts:
         error of an op.
         """
         said = [text for log in self._logs.values() for text in log.said]
-        if not said or self.has_facts:
+        if not said or self.facts.found:
             return None
         last = next(
             (one for one in reversed(said) if "; the report is " in one), said[-1]
@@ -295,10 +272,10 @@ class Texts:
 
         Logs of gloo, and of the store, have tracebacks alone.
         """
-        missing_ones = absences(self._facts.rendezvous, evidence, self._facts.unseen)
+        missing_ones = absences(self.facts.rendezvous, evidence, self.facts.unseen)
         if missing_ones is not None:
             return missing_ones
-        without_store = ended_with_store(self._facts.store_lost, evidence)
+        without_store = ended_with_store(self.facts.store_lost, evidence)
         if without_store is not None:
             return without_store
         logs = self._logs.values()

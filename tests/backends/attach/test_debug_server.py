@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rankscope.backends.attach.debug_server import _read, ranks_in
+from rankscope.backends.attach.debug_server import read_page
 from rankscope.backends.observe.evidence import combine
 from rankscope.backends.observe.root_cause import find_root_causes
 
@@ -51,24 +51,22 @@ def dump(ops: int) -> dict[str, Any]:
     }
 
 
-def page(*dumps: dict[str, Any]) -> str:
+def page(*dumps: dict[str, Any]) -> bytes:
     texts = (
         RANK.format(rank=rank, port=4000 + rank, text=json.dumps(one, indent=2))
         for rank, one in enumerate(dumps)
     )
-    return f"<h1>FlightRecorder</h1>{''.join(texts)}{FAILED}</section>"
+    return f"<h1>FlightRecorder</h1>{''.join(texts)}{FAILED}</section>".encode()
 
 
 def test_the_ranks_that_have_answered() -> None:
-    found = ranks_in(page(dump(2), dump(1)))
-    assert {rank: len(json.loads(text)["entries"]) for rank, text in found.items()} == {
-        0: 2,
-        1: 1,
-    }
+    found = read_page(page(dump(2), dump(1)))
+    ops = {one.rank: next(iter(one.groups.values())).ops for one in found.ranks}
+    assert {rank: len(issued) for rank, issued in ops.items()} == {0: 2, 1: 1}
 
 
 def test_they_give_a_verdict() -> None:
-    found = _read(ranks_in(page(dump(2), dump(1))))
+    found = read_page(page(dump(2), dump(1)))
     assert found.problem == ""
     (verdict,) = find_root_causes(combine(found.ranks, 2, found.groups))
     assert verdict.culprits == (1,)
@@ -76,13 +74,14 @@ def test_they_give_a_verdict() -> None:
 
 
 def test_progress_differs_once_a_rank_goes_on() -> None:
-    before, after = (
-        _read(ranks_in(page(dump(2), dump(ops)))).progress for ops in (1, 2)
-    )
+    before, after = (read_page(page(dump(2), dump(ops))).progress for ops in (1, 2))
     assert before != after
 
 
 def test_what_is_no_page_tells_nothing() -> None:
-    assert _read(ranks_in("<pre>{}</pre>")).problem == "no rank has answered it"
-    assert "damaged" in _read({0: "{"}).problem
-    assert "no dump" in _read({0: "{}"}).problem
+    assert read_page(b"<pre>{}</pre>").problem == "no rank has answered it"
+    damaged, empty = (
+        RANK.format(rank=0, port=1, text=text).encode() for text in ("{", "{}")
+    )
+    assert "damaged" in read_page(damaged).problem
+    assert "no dump" in read_page(empty).problem

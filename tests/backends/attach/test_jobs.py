@@ -9,8 +9,13 @@ from typing import Any
 import psutil
 import pytest
 
-from rankscope.backends.attach.choose import jobs_of_user, processes_named
-from rankscope.backends.attach.jobs import Job, Member, find_jobs
+from rankscope.backends.attach.jobs import (
+    Job,
+    Member,
+    find_jobs,
+    jobs_of_user,
+    processes_named,
+)
 from rankscope.backends.attach.launchers import launcher_of, module_of, stated_rank
 from rankscope.backends.attach.look import Look
 from rankscope.backends.attach.process_table import Process, read_table
