@@ -49,9 +49,7 @@ def as_ints(values: Any, what: str) -> list[int]:
 def as_seconds(value: object, what: str, *, positive: bool = False) -> float:
     """Return `value`, a `timedelta` or a real number, in seconds, at least 0.
 
-    What is longer than a thread can wait (``threading.TIMEOUT_MAX``, about 292 years)
-    becomes that. Raises `TypeError` or `ValueError`, which begins with `what`; also for
-    0 if `positive`.
+    What is longer than a thread can wait (``threading.TIMEOUT_MAX``) becomes that.
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()

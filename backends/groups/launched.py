@@ -155,10 +155,6 @@ def await_round(
     `groups` are those that this one has kept. Returns the ranks that are lost: their
     processes ended before they came, and the launcher starts no others. Only where the
     caller `goes_on` without them is that no error.
-
-    Raises `DistStoreTimeoutError` after `timeout` seconds, and `DistBackendError` once
-    ranks that are waited for have ended, or where some came by a rebuild and some by
-    `init_process_group`; the culprits are the ranks that did not come.
     """
     here = arrived(store)
     _come(store.number)

@@ -25,13 +25,10 @@ _log = logging.getLogger(__name__)
 class PeerWatch:
     """The store keys of one generation that concern its life, and their watches.
 
-    `store` is that of the generation. A death, or a departure for good, concerns all
-    later ones, too: their notices are in `group_store`, which they share. Processes
-    that replace dead ones meet in another store, or in one that reports no deaths.
-
-    ``on_abort(reason, publish)``, ``on_build(device)``, ``on_inquiry(number)`` and
-    ``on_departure(departure)`` are called on threads of the store and must not use the
-    store themselves. `publish` is whether the ranks have yet to agree on the reason.
+    A death, or a departure for good, concerns all later generations, too: the notices
+    are in `group_store`, which these share. The callbacks are called on threads of the
+    store and must not use it; ``on_abort(reason, publish)``: `publish` is whether the
+    ranks have yet to agree on the reason.
     """
 
     def __init__(

@@ -49,14 +49,10 @@ def rendezvous(
 ) -> tuple[Store, int, int]:
     """Return a store that all ranks share, this rank and the world size.
 
-    `init_method` is as in `init_process_group`. A `rank` or `world_size` of -1 is that
-    of the URL (``?rank=0&world_size=4``), or else of the environment, in which mpiexec
-    and srun have variables of their own. Rank 0 hosts the TCP store. `timeout`
-    (seconds) bounds the connection set-up and every later wait. `key` defaults to
-    `tcp_keys.shared_key()`. `all_meet` is whether no rank makes the groups before all
-    have come.
-
-    Raises the errors of `init_process_group` for these arguments.
+    A `rank` or `world_size` of -1 is that of the URL (``?rank=0&world_size=4``), or of
+    the environment. `timeout` (seconds) bounds the set-up and every later wait. `key`
+    defaults to `tcp_keys.shared_key()`. `all_meet` is whether no rank makes the groups
+    before all have come.
     """
     url = urlsplit("env://" if init_method is None else init_method)
     if url.scheme not in ("env", "tcp", "file"):

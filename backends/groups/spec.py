@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..devices.cuda_device import chosen_device
 from ..errors import DistNetworkError
@@ -68,22 +68,18 @@ class GroupSpec:
         return f"group {self.name!r} on rank {self.global_rank}"
 
 
-class _Parent(Protocol):
-    def built_backend(self, device: str) -> Backend | None: ...
-
-
 @dataclass(frozen=True)
 class Origin:
     """The group that another one is made from, which leaves out `excluded` ranks."""
 
-    group: _Parent
+    #: That of the group: device type → the backend, if it was built.
+    built_backend: Callable[[str], Backend | None]
     excluded: tuple[int, ...] = ()
     release: Callable[[], None] | None = None
 
     def split(self, backend: Backend, device: str) -> None:
         """Split the new group's `backend` from the parent group's for `device`."""
-        parent = self.group.built_backend(device)
-        backend.split_from(parent, self.excluded, self.release)
+        backend.split_from(self.built_backend(device), self.excluded, self.release)
 
 
 class NonGroupMember:

@@ -115,7 +115,7 @@ def new_group(
     index = bound_index(device_id, config, "new_group")
     seconds = as_timeout(timeout, default.timeout, "new_group: timeout")
     # With NCCL the communicators can then be split off those of the default group.
-    origin = Origin(default) if chosen == default.ranks else None
+    origin = Origin(default.built_backend) if chosen == default.ranks else None
     made = world.new_group(chosen, group_desc, config, seconds, origin)
     if index is None:
         index = _early_device(default, config)

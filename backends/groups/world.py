@@ -188,7 +188,7 @@ class World(Job):
             f"{group.group_desc} without {','.join(map(str, left_out))}",
             group.config,
             group.timeout,
-            Origin(group, tuple(excluded), release if abort else None),
+            Origin(group.built_backend, tuple(excluded), release if abort else None),
         )
         assert isinstance(made, ProcessGroup)
         try:
@@ -293,14 +293,10 @@ class World(Job):
         """Abort groups, all at once; return their names.
 
         `groups` are ids (`GroupKey.id`), or names that one group has; ``None``: all.
-        Errors contain `reason`, `culprits` and who aborts, `by` (default: this rank).
         Where ranks that are `dead` are the reason, what goes on without them is left
         alone: groups that were made without them once their death was known here, and
         other libraries' that `WatchedGroup.goes_on_without` them. What a person aborts
-        ends in every group: one group may wait because another one does. Groups that
-        this rank is not in, or has not made, are left out.
-
-        Raises `ValueError` for a name that several groups have; then none is aborted.
+        ends in every group: one group may wait because another one does.
         """
         chosen = known = self.all_groups()
         if groups is not None:

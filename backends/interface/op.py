@@ -20,23 +20,14 @@ __all__ = ["Op", "fuse"]
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """One call of an op on this rank.
+    """One call of an op on this rank; its `kind` names the arguments of the method.
 
-    Parameters
-    ----------
-    kind : the type of the op, whose row names the arguments of the method.
-    device : device type, which picks the group's backend.
-    arrays : the validated inputs and then the outputs, as the recorder lists them.
-    args : the arguments of the backend's method, but for the reduction, the last one.
-    result : what the Work's result is, unless the backend says another one: the
-        caller's own objects that this rank receives in. None where it receives nothing.
-    reduce_op : the reduction, of an op that has one.
-    peer : rank in the group of the root, or of the other side of a send or recv.
-    tag : the tag of a send or recv.
-    splits : the rows from each rank and those to each rank, of an op that has them.
-
-    :meth:`check` ties the op to a backend and keeps what the backend makes of the
-    reduction; :meth:`start` then calls the backend's method.
+    `arrays` are the validated inputs and then the outputs, as the recorder lists them,
+    `args` the arguments of the backend's method but for the reduction, the last one.
+    `result` is that of the Work, unless the backend says another one: the caller's own
+    objects that this rank receives in. `peer` is a rank in the group: the root, or the
+    other side of a message. `splits` are the rows from each rank and those to each.
+    `check` ties the op to a backend, whose method `start` then calls.
     """
 
     kind: OpType
@@ -156,12 +147,9 @@ def _divide(output: Array, size: int) -> None:
 def _multiplied(
     kind: OpType, args: tuple[Any, ...], dtype: Any, factor: float, place: str
 ) -> tuple[tuple[Any, ...], Any, Callable[[], None]]:
-    """Return what is summed in the place of `args`, its dtype, and what follows.
+    """Return what is summed in the place of `args`, its dtype, and what stores the sum.
 
-    The first are the arguments of the method of `kind`, with copies that hold the
-    inputs times `factor`; the last copies the sum to where the result belongs. Floats
-    of 16 bits are multiplied and summed in float32 and rounded once. Raises `TypeError`
-    for a dtype that is no float.
+    Floats of 16 bits are multiplied and summed in float32 and rounded once.
     """
     # Kind "V" is that of bfloat16.
     if dtype.kind not in "fV":

@@ -79,8 +79,7 @@ def own_address(store: Store | None = None, host: str = "") -> str:
 
     It is that of the interface GLOO_SOCKET_IFNAME, else of the route to `host`, to that
     of `store`, to MASTER_ADDR, or to the rest of the world, else any that is not
-    loopback. Raises `DistBackendError` if the variable names an interface that has no
-    address.
+    loopback.
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:

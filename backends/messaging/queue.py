@@ -188,10 +188,8 @@ class MessageQueue:
     def submit(self, work: MessageWork, message: bool) -> None:
         """Start `work`: after the other collectives, or, if a `message`, at once.
 
-        A collective that has none before it starts here, on the caller's thread; what
-        it waits for is first looked at when a thread waits for it. The caller holds the
-        lock of those who issue: no other Work is resumed, and no error reported, since
-        callbacks may issue ops.
+        The caller holds the lock of those who issue: no other Work is resumed, and no
+        error reported, since callbacks may issue ops.
         """
         broken: BaseException | None = None
         with self._lock:

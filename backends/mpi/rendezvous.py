@@ -33,10 +33,8 @@ def mpi_rendezvous(
 ) -> tuple[TCPStore, int, int] | None:
     """Return a store hosted by rank 0 of the MPI job, this rank and the job's size.
 
-    ``None`` if mpiexec did not start this process or mpi4py is missing. Every
-    process of the job has to call it. Initialises MPI. Raises `DistNetworkTimeoutError`
-    if rank 0's address has not arrived within `timeout` seconds, and
-    `DistBackendError` if the mpiexec is that of another library of MPI.
+    ``None`` if mpiexec did not start this process or mpi4py is missing. Initialises
+    MPI; every process of the job has to call it.
     """
     launched = any(name in os.environ for name in ranks(OPEN_MPI, PMI))
     if not launched or unavailable_reason() is not None:

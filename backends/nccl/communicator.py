@@ -83,10 +83,9 @@ class Derivation(Protocol):
 class NCCLComm:
     """A communicator of one group on one device of this rank.
 
-    `mutex` is the lock of the device's queue; the caller holds `mutex` for every NCCL
-    call on the communicator. `timeout`, in seconds, bounds the creation. The ranks
-    exchange the unique id through `store`. `name` is for messages. `derivation` is
-    tried before a fresh unique id; either all ranks have a derivation, or none.
+    `mutex` is the lock of the device's queue, held for every NCCL call on the
+    communicator. `derivation` is tried before a fresh unique id; either all ranks have
+    one, or none.
     """
 
     def __init__(

@@ -15,12 +15,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import DistError, DistTimeoutError
 from ..stores.base import Store
 from .communicator import NCCLComm
 from .interface import GpuApi, Handle
+from .stream import NCCLStream
 
 __all__ = ["CommSplit", "meet"]
 
@@ -28,30 +29,17 @@ __all__ = ["CommSplit", "meet"]
 _NAP = 5e-4
 
 
-class ParentStream(Protocol):
-    """The part of the parent's `NCCLStream` that a split uses."""
-
-    @property
-    def comm(self) -> NCCLComm: ...
-    def reserve(self, options: dict[str, Any], *, abort: bool) -> bool: ...
-    def release(self) -> None: ...
-    def abort_group(self, reason: str) -> None: ...
-
-
 class CommSplit:
     """How a group's communicator derives from a parent, on one device of this rank.
 
-    `parent` is the parent's stream on the device, ``None`` if this rank has none;
-    `ordinal` is the index of that stream among the streams of the parent group.
-    `excluded` are the ranks of the parent to leave out (by ncclCommShrink); if empty,
-    all ranks stay (by ncclCommSplit). With `abort`, NCCL aborts the parent's ops in
-    flight, and the parent cannot be used afterwards. ``release()`` is called when the
-    parent is no longer needed.
+    `ordinal` is the index of the `parent` stream among those of the parent group, whose
+    ranks `excluded` are left out (by ncclCommShrink). With `abort`, NCCL aborts the
+    parent's ops in flight, and the parent cannot be used afterwards.
     """
 
     def __init__(
         self,
-        parent: ParentStream | None,
+        parent: NCCLStream | None,
         ordinal: int,
         excluded: tuple[int, ...],
         abort: bool,
@@ -74,10 +62,8 @@ class CommSplit:
     ) -> Handle | None:
         """Return the new communicator's handle, ``None`` if the ranks do not agree.
 
-        Every rank of the new group calls `derive`, with a `store` that only the new
-        group uses. `derive` blocks until ``time.monotonic()`` reaches `deadline`, or
-        until `cancel`. An error after the vote is raised and also aborts the parent,
-        because only an abort of the parent ends the NCCL call in progress.
+        Blocks until `deadline`, or until `cancel`. An error after the vote aborts the
+        parent, too, because only that ends the NCCL call in progress.
         """
         reserved, made = False, None
         parent = self._parent

@@ -39,10 +39,9 @@ _NAP, _NAP_MAX = 1e-5, 5e-4
 class NCCLStream:
     """The communicator of one group on one device, and a CUDA stream for its ops.
 
-    `fail` aborts the group, with a reason, or has it look for the cause of a
-    `ConnectionLostError` first; with `high_priority` the CUDA stream has
-    the device's highest priority. The `DeviceQueue` calls `try_launch`,
-    `collect_completed` and `discard` with its lock held.
+    `fail` aborts the group, or has it look for the cause of a lost connection first.
+    The `DeviceQueue` calls `try_launch`, `collect_completed` and `discard` with its
+    lock held.
     """
 
     def __init__(
@@ -419,10 +418,8 @@ def abort_streams(
 ) -> bool:
     """Abort `streams`, all of one device; return whether NCCL returned in time.
 
-    Arrays and events of ops in flight are kept until their kernels have ended. `reason`
-    is that of the abort. ``abort_beside(devices)`` aborts the other groups that have
-    work in flight on the devices of kernels that ncclCommRevoke did not end: an abort
-    may block behind the kernels of those groups.
+    ``abort_beside(devices)`` aborts the other groups that have work in flight where
+    ncclCommRevoke did not end the kernels: an abort may block behind those groups'.
     """
     # An op that has ended by now went well; its caller may know from its stream. The
     # progress thread looks: here, a call of CUDA could block before the abort, or break

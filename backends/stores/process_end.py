@@ -119,8 +119,7 @@ def describe_exit_code(code: int) -> str:
 def host_id(namespace: str) -> str:
     """Return an id of this host and of this process' namespace, ``net`` or ``pid``.
 
-    Containers on one host share its boot id, but not their namespaces. Raises `OSError`
-    where the system is not Linux.
+    Containers on one host share its boot id, but not their namespaces.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().decode().strip()
     return f"{boot}/{os.stat(f'/proc/self/ns/{namespace}').st_ino}"

@@ -84,11 +84,7 @@ class _Composite(Work):
 def chain(
     inner: Work, op_type: OpType, then: Callable[[], None], result: Any = None
 ) -> Work:
-    """Return a Work that runs `then` after `inner` went well, and then ends.
-
-    It is over when `then` has returned; it fails as `inner` does, or with the
-    error `then` raised. Its result is `result`, or that of `inner`.
-    """
+    """Return a Work that runs `then` after `inner` went well, and then ends."""
     outer = _Composite([inner], op_type, result)
 
     def follow(done: Work) -> None:

@@ -162,14 +162,10 @@ class OpEntry:
 class Record(OpEntry):
     """The flight-recorder entry of one op on this rank.
 
-    Times are ``time.time_ns``; 0 stands for "not yet". `sizes` and `dtypes`
-    are those of the inputs and the outputs, in this order. `peer` is the root
-    of a rooted collective or the other side of a send or recv, as a rank in
-    the group, else ``None``; of a recv from any rank, the sender, once it is
-    known. `backend` is the name of the backend that runs the op, if one does;
-    `reduce_op` the reduction, `tag` the tag and `splits` the rows from and to each
-    rank, of an op that has them. `message` is what `GroupCounters.count_message` says
-    of a send or receive.
+    Times are ``time.time_ns``; 0 stands for "not yet". `sizes` and `dtypes` are those
+    of the inputs and then the outputs. `peer`, a rank in the group, is the root or the
+    other side; of a recv from any rank the sender, once it is known. `message` is what
+    `GroupCounters.count_message` says of a send or receive.
     """
 
     __slots__ = (

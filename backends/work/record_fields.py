@@ -36,11 +36,8 @@ def record_fields(
 ) -> dict[str, Any]:
     """Return a record, one of ours or of torch's, as plain data (JSON-able).
 
-    The keywords are what the two have in different forms. A time of 0 is not known.
     `waited_ns` is when its caller began to wait for it; 0: it did not wait, `UNSEEN`,
     or ``None``: its library does not record that.
-    `device_ns` is `Work.device_ns`.
-    `name_source` returns what people read for a line.
     """
 
     def plain(frame: Frame, issuer: str = "") -> dict[str, Any]:

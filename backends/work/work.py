@@ -29,10 +29,8 @@ _RLock = type(threading.RLock())
 def transition(state: WorkState, event: WorkState) -> WorkState:
     """Return the state that follows `state` when `event` is reported.
 
-    A terminal state absorbs every event: the first outcome is the outcome.
-    A Work may end without having started (aborted in the queue, or so short
-    that its start was never reported). ``SCHEDULED`` is no event: reporting it
-    is a bug of the backend and raises `ValueError`.
+    The first outcome is the outcome. A Work may end without having started: its start
+    may not have been reported.
     """
     if event is SCHEDULED:
         raise ValueError("a Work cannot go back to SCHEDULED")

@@ -591,7 +591,7 @@ def test_a_group_is_split_off_another(
 ) -> None:
     dist.barrier(group=group)
     other = ProcessGroup(
-        "h", [0], 0, group.config, group.store, 30, origin=Origin(group)
+        "h", [0], 0, group.config, group.store, 30, origin=Origin(group.built_backend)
     )
     x = array(group, [1])
     work = dist.all_reduce(x, group=other, async_op=True)

@@ -42,7 +42,9 @@ class Worlds(Ranks):
         """A group of all ranks, as `new_group` makes it."""
         return [
             _group(
-                world.new_group(rank.pg.ranks, None, CONFIG, timeout, Origin(rank.pg))
+                world.new_group(
+                    rank.pg.ranks, None, CONFIG, timeout, Origin(rank.pg.built_backend)
+                )
             )
             for world, rank in zip(self.worlds, self.ranks, strict=True)
         ]
@@ -533,7 +535,7 @@ def derived(
 
     def derive(rank: int) -> Any:
         ordinal = ordinals[rank]
-        parent = None if ordinal is None else Stream(simulation, rank, size)
+        parent: Any = None if ordinal is None else Stream(simulation, rank, size)
         split = CommSplit(parent, ordinal or 0, (), False, lambda: None)
         deadline = time.monotonic() + 30
         made = split.derive(simulation.api, stores[rank], rank, size, {}, deadline)

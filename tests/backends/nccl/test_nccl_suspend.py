@@ -184,7 +184,7 @@ def test_a_communicator_is_not_split_off_a_suspended_one(ranks: Ranks) -> None:
     config = BackendConfig("cuda:nccl")
 
     def body(r: Rank) -> float:
-        store, origin = ranks.stores[r.rank], Origin(r.pg)
+        store, origin = ranks.stores[r.rank], Origin(r.pg.built_backend)
         made = ProcessGroup("h", [0, 1], r.rank, config, store, 30, origin=origin)
         try:
             return total(r, made)
