@@ -57,7 +57,6 @@ def watched_jobs() -> list[Job]:
 
 
 def run_watched(jobs: Sequence[Job], values: argparse.Namespace) -> int:
-    """Diagnose `jobs` by their stacks; return the exit status."""
     return _tell(jobs, [], values, _py_spy())
 
 

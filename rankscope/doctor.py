@@ -186,7 +186,6 @@ _MPI_LIBRARY = (
 
 
 def check_mpi() -> Iterator[Finding]:
-    """Check the MPI library and the launcher of its ranks."""
     if unavailable_reason("mpi") is not None:
         return
     # A process of its own: a broken MPI library may end the process that loads it.
@@ -228,7 +227,6 @@ _CUDA = (
 
 
 def check_gpus() -> Iterator[Finding]:
-    """Check the GPUs and the packages for NCCL; all of them are optional."""
     if not has_driver():
         yield Finding("none", "GPU", "this host has no driver of an NVIDIA GPU")
     elif shutil.which("nvidia-smi"):
@@ -299,7 +297,6 @@ def check_stacks() -> Iterator[Finding]:
 
 
 def check_top() -> Iterator[Finding]:
-    """Check what ``rankscope top`` shows its view with."""
     about = ", for rankscope top"
     missing = f"not installed: {pip_install(with_extra('top'))}{about}"
     return _optional("textual", missing, about)

@@ -45,7 +45,6 @@ def run(values: argparse.Namespace) -> int:
 
 
 def _write(report: Report, values: argparse.Namespace) -> None:
-    """Write the page and the trace that are requested."""
     if values.html is not None:
         write_page(report, ", ".join(values.paths), values.html)
     if values.trace is not None:

@@ -238,7 +238,6 @@ def _top(one: Running, values: argparse.Namespace) -> int:
 
 
 def _no_top(values: argparse.Namespace) -> str | None:
-    """Return why there can be no live view here."""
     if find_spec("textual") is None:
         return f"it needs Textual: {pip_install(with_extra('top'))}"
     # Textual draws on the standard error.

@@ -60,7 +60,6 @@ class Job:
 
 
 def ancestors(process: Process, table: _Table) -> Iterator[Process]:
-    """Yield the parent of a process, its parent, and so on."""
     seen = {process.pid}
     while (above := table.get(process.parent)) is not None and above.pid not in seen:
         seen.add(above.pid)

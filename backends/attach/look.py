@@ -45,7 +45,6 @@ class Look:
         return any(one.recorded for one in self.report.evidence.ranks.values())
 
     def as_text(self) -> str:
-        """Return the job, its verdicts, where its ranks are, and what was not read."""
         lines = [self.title]
         text = replace(self.report, files=()).as_text()
         lines += [f"  {line}" for line in text.splitlines()]

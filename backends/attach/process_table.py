@@ -39,14 +39,12 @@ class Process:
 
     @property
     def launcher(self) -> str:
-        """The launcher that it is; see `launcher_of`."""
         # slurmstepd writes its step into its title: `slurmstepd: [1234.0]`.
         title = self.command[0].split()[:1] if len(self.command) == 1 else ()
         return launcher_of(self.command) or launcher_of(title)
 
     @property
     def stated(self) -> Stated | None:
-        """What its environment says of its rank; see `stated_rank`."""
         return stated_rank(self.variables)
 
 

@@ -70,7 +70,6 @@ def read_stacks(
 
 
 def _frames(process: Process, py_spy: str) -> list[Frame] | str:
-    """Return the calls of the main thread, or why they are not known."""
     try:
         data = dump(py_spy, process.pid)
         frames = frames_of_main(RawFile(f"process {process.pid}", data))

@@ -35,7 +35,6 @@ def sleep() -> Any:
 
 
 def is_free(number: int) -> bool:
-    """Whether the program has no handler for a signal."""
     return signal.getsignal(number) is signal.SIG_DFL
 
 
@@ -49,7 +48,6 @@ def handle_by(number: int, function: Any) -> None:
 
 
 def is_handled_by(number: int, function: Any) -> bool:
-    """Whether a signal is handled by a function of the C library just now."""
     now = ctypes.create_string_buffer(_SIGACTION)
     if _libc().sigaction(number, None, now) != 0:
         return False
@@ -85,7 +83,6 @@ class PausedHandler:
         self._pauses = 0
 
     def pause(self) -> None:
-        """Put the handler aside."""
         self._pauses += 1
         if self._saved is not None:
             return

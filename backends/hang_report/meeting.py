@@ -75,7 +75,6 @@ class Meeting:
         return self.folder / f"bell_{rank}"
 
     def ring(self) -> None:
-        """Wake the peers."""
         for rank in self.known():
             # Its process has ended, or has been woken often enough.
             with contextlib.suppress(OSError):
@@ -86,7 +85,6 @@ class Meeting:
                     os.close(peer)
 
     def answer(self) -> None:
-        """Note that this rank is awake."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.bell, 4096)
 
@@ -112,11 +110,9 @@ class Meeting:
         return found
 
     def lives(self, rank: int) -> bool:
-        """Whether the process of a rank has not ended."""
         return rank == self.rank or _is_locked(self._path(rank))
 
     def living(self) -> list[int]:
-        """Return the ranks of this host whose processes have not ended."""
         return sorted(rank for rank in self.known() if self.lives(rank))
 
     # -- files that all ranks of the host see -----------------------------------------
@@ -142,7 +138,6 @@ class Meeting:
         return content
 
     def last_words(self, rank: int) -> Path:
-        """Return the folder of what a rank has left at its end."""
         return self.folder / f"last_words_{rank}"
 
     def leave_nothing(self) -> None:

@@ -128,7 +128,6 @@ def write_part(
 
 
 def write_facts(folder: Path, rank: int, facts: Mapping[str, Any]) -> None:
-    """Write the file of facts of a rank as a whole."""
     # Its readers take long to import: not at the start of a rank.
     from ..post_mortem.rank_facts import FORM
 

@@ -59,7 +59,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The name of the job as a part of a path."""
         return job_name(job=self.job)
 
     @property

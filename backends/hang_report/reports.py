@@ -381,13 +381,11 @@ def _silent(meeting: Meeting, rank: int, about: Mapping[str, Any]) -> Silent | N
 
 
 def say_on_stderr(text: str) -> None:
-    """Write a text into the log of this process."""
     # Torch collects what is written to `sys.stderr` while an exception ends the script.
     print(text, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
 def _told(folder: Path) -> set[int]:
-    """Return the ranks that have facts in a report."""
     names = (path.stem.removeprefix(FACTS) for path in folder.glob(f"{FACTS}*.json"))
     return {int(name) for name in names if name.isdecimal()}
 

@@ -86,7 +86,6 @@ class SilentStacks:
             handle_by(signal.SIGABRT, None)
 
     def close(self) -> None:
-        """Put back what was before."""
         if self.signal is not None and self.is_mine():
             faulthandler.unregister(self.signal)
         self.signal = None
@@ -121,7 +120,6 @@ class Silent(NamedTuple):
     path: Path
 
     def written(self) -> int:
-        """Return how many bytes it has written."""
         try:
             return self.path.stat().st_size
         except OSError:

@@ -70,5 +70,4 @@ def rendezvous(
 
 
 def makes_group(file: str, function: str) -> bool:
-    """Return whether a function of a file makes a group."""
     return function in _MAKERS and file.endswith((_OWN, _TORCH))

@@ -118,7 +118,6 @@ def _stalls(evidence: Evidence, stall: float) -> bool:
 
 
 def _last_seen(verdict: Verdict, views: Mapping[int, RankView]) -> list[str]:
-    """Return where dead ranks were by their last status."""
     if verdict.fault is not Fault.RANK_DEAD:
         return []
     ranks = [rank for rank in verdict.culprits if rank in views]

@@ -225,7 +225,6 @@ class Clocks:
     by_events: bool = False
 
     def of(self, rank: int) -> int:
-        """Return by how many ns the clock of `rank` is ahead."""
         return self.ahead.get(self.hosts.get(rank, ""), 0)
 
 
@@ -332,7 +331,6 @@ class Moment:
 
     @property
     def number(self) -> int:
-        """That of the op among those of its group."""
         return next(iter(self.op.values())).number
 
     def by(self, late: frozenset[int]) -> int:
@@ -359,7 +357,6 @@ class Moment:
         return _after(left, late)
 
     def excused(self, late: frozenset[int]) -> bool:
-        """Return whether one of `late` may be late for others' time, or by design."""
         return any(self.op[rank].excused for rank in late)
 
 

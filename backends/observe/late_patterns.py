@@ -192,7 +192,6 @@ def _apart(ops: Sequence[Moment], turns: Sequence[frozenset[int]]) -> bool:
 
 
 def _span(ops: Sequence[Moment]) -> int:
-    """Return the ns from the first of `ops` to the last one."""
     rank = next(iter(ops[0].op))
     return ops[-1].op[rank].left - ops[0].op[rank].left_before
 

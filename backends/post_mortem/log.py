@@ -250,7 +250,6 @@ class Log:
         return begun or bool(self._held or self._open) or self.table.is_open
 
     def feed(self, line: bytes) -> None:
-        """Take the next line."""
         if not (self.is_open or _may_tell(line)):
             return
         # A report has a line with all ranks.
@@ -567,7 +566,6 @@ class Log:
         ]
 
     def placed(self) -> Iterator[tuple[int, Raised]]:
-        """Yield the exceptions whose ranks are known."""
         for rank, stream in self._placed():
             for raised in stream.raised:
                 yield rank, raised

@@ -79,11 +79,9 @@ class _Group:
     is_shared: bool = False
 
     def place(self, place: int, rank: int) -> None:
-        """Take the global rank that has a place in the group."""
         self.is_shared |= self.places.setdefault(place, rank) != rank
 
     def join(self, other: _Group) -> None:
-        """Take what another log tells of the same group."""
         self.size = self.size or other.size
         self.is_shared |= other.is_shared
         for place, rank in other.places.items():
@@ -178,7 +176,6 @@ class LogGroups:
             self._user_lines[rank, pending[-1].order] = line
 
     def add(self, rank: int, line: GroupLine) -> None:
-        """Take what a line says of a rank in a group."""
         key = (line.id, line.name)
         group = self._groups.setdefault(key, _Group(line.id, line.name))
         group.is_default = group.is_default or line.is_default

@@ -91,11 +91,9 @@ class FactsReader:
         self.found = False
 
     def recognises(self, file: RawFile) -> bool:
-        """Return whether it begins with the key of such a file."""
         return f'"{FORM}"'.encode() in file.data[:64]
 
     def read(self, file: RawFile) -> list[RankEvidence]:
-        """Return what the rank has told."""
         facts = _load(file.data)
         rank = facts.get("rank")
         if type(rank) is not int or rank < 0:
@@ -230,7 +228,6 @@ class ResultReader:
     kind = "report"
 
     def recognises(self, file: RawFile) -> bool:
-        """Return whether it is a result, not evidence."""
         start = file.data[:4096]
         return start.startswith(_RESULTS) and (
             not start.startswith(b"<") or _PAGE_TITLE in start

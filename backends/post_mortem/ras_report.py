@@ -41,7 +41,6 @@ class RasReader:
     kind = "NCCL RAS"
 
     def recognises(self, file: RawFile) -> bool:
-        """Return whether the file has the head of a report."""
         text = file.data[:_BEGINNING].decode("utf-8", errors="replace")
         return _JSON.match(text) is not None or (
             "Job summary" in text and "NCCL version" in text
@@ -96,7 +95,6 @@ def _members(
 def _of_all(
     communicators: Sequence[RasCommunicator], totals: re.Match[str] | None
 ) -> RasCommunicator | None:
-    """Return the communicator whose ranks are the ranks of the job."""
     if totals is not None:
         processes = int(totals[1])
     else:

@@ -159,7 +159,6 @@ class Report:
         ]
 
     def as_json(self) -> str:
-        """Return `as_dict` as text."""
         return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
 
 

@@ -82,7 +82,6 @@ class _Process:
     cut: bool = False
 
     def state_rank(self, stated: re.Match[str] | None) -> None:
-        """Take the rank that a text states, if it states one."""
         if stated is not None and self.rank is None:
             self.rank = int(stated[1])
 
@@ -235,7 +234,6 @@ class PySpyReader:
         return any(_PY_SPY_THREAD.match(line) for line in text.splitlines())
 
     def read(self, file: RawFile) -> list[RankEvidence]:
-        """Return the main thread's line of each rank."""
         text = _text(file)
         if text.lstrip()[:1] == "[":
             return _evidence(file, _from_json(text))
@@ -248,7 +246,6 @@ class FaulthandlerReader:
     kind = "faulthandler stacks"
 
     def recognises(self, file: RawFile) -> bool:
-        """Return whether a thread of faulthandler begins in the file."""
         text = file.data[:_BEGINNING].decode("utf-8", errors="replace")
         return any(FAULT_LINE.match(line) for line in text.splitlines())
 

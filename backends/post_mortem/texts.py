@@ -56,7 +56,6 @@ class _Tables:
     kind = "tables of torch's debug server"
 
     def recognises(self, file: RawFile) -> bool:
-        """Return whether the head of the tables is in the file."""
         return _FR_TABLES.search(file.data[:_BEGINNING]) is not None
 
     def read(self, file: RawFile) -> list[RankEvidence]:

@@ -113,7 +113,6 @@ class FailureTable:
 
     @property
     def is_open(self) -> bool:
-        """Whether further lines may belong to the table."""
         return self._failure is not None
 
     @staticmethod
@@ -138,7 +137,6 @@ class ErrorFileReader:
     kind = "torchelastic error file"
 
     def recognises(self, file: RawFile) -> bool:
-        """Return whether the file is an object with a message and its traceback."""
         start = file.data[:4096].lstrip()
         return start[:1] == b"{" and start[1:].lstrip().startswith(b'"message"')
 

@@ -131,7 +131,6 @@ class TracebackReader:
 
     @staticmethod
     def is_frame(line: str) -> bool:
-        """Return whether a line is one of a traceback: where a call stands."""
         return _FRAME.match(line) is not None
 
     def feed(self, line: str) -> Raised | None:

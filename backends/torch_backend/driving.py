@@ -141,7 +141,6 @@ class OpFuture(_Future):
             work._when_over(lambda _: callback_threads.submit(self.settle))
 
     def settle(self) -> None:
-        """End as the op has ended."""
         self._end(self.outputs, self.work.exception())
 
     def drive(self) -> None:

@@ -165,7 +165,6 @@ def adopt(ranks: Sequence[int], description: str) -> ProcessGroup | None:
 
 
 def note_made(key: GroupKey) -> None:
-    """Note a group that torch has from now on."""
     world.wrapped.add(key)
     if _in_cells:
         _tell_groups(joins=_joining is not None)
@@ -236,7 +235,6 @@ def require_members(group: ProcessGroup, op: str, *, in_cells: bool) -> None:
 
 
 def _ids(arrival: dict[str, Any] | None) -> list[str]:
-    """Return the ids of torch's groups that a rank came with."""
     if arrival is None or arrival["groups"] is None:
         return []
     return [one["id"] for one in arrival["groups"]["groups"] if one["wrapped"]]

@@ -145,7 +145,6 @@ class Ops(GroupOps):
     _issue = _start
 
     def barrier(self, timeout: Any = None, *, opts: Any = None) -> Any:
-        """Wait for all ranks."""
         # Not on the device that torch's options name, which may be an accelerator.
         return self._issue(data_movement.barrier, timeout if opts is None else opts)
 
@@ -162,7 +161,6 @@ class Ops(GroupOps):
         self._opened.manager = self._opened.block.__enter__()
 
     def _end_coalescing(self, device: torch.device | None = None) -> TorchWork:
-        """Issue the batch; return its Work."""
         self._opened.block.__exit__(None, None, None)
         return TorchWork(self._opened.manager.work)
 

@@ -220,7 +220,6 @@ def being_split() -> tuple[list[int], str]:
 
 
 def registered_groups() -> Iterator[c10d.ProcessGroup]:
-    """Return the groups of this process, the default one first."""
     return iter(list(c10d_module._world.pg_map))
 
 
@@ -243,7 +242,6 @@ def renumber(group: c10d.ProcessGroup, ranks: Sequence[int]) -> None:
 
 
 def replicas(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield the modules of DDP in `model`, which may be one itself."""
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             yield module

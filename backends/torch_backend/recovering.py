@@ -25,7 +25,6 @@ REBUILD_TIMEOUT = 300.0
 
 
 def _groups() -> list[Shell]:
-    """Return the groups of this process, the default one first."""
     backends = map(private.cpu_backend, private.registered_groups())
     found = [one for one in backends if hasattr(one, "of_rankscope")]
     if not found:

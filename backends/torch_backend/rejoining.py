@@ -225,7 +225,6 @@ def _send(
     optimizer: torch.optim.Optimizer | None,
     source: int,
 ) -> None:
-    """Give the ranks of the group the model and optimizer of rank `source`."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             td.broadcast(_local(tensor), source, group=group)
@@ -319,7 +318,6 @@ _MIXED = f"{_TORCH}.mixed_precision_hooks", "_AllreduceUpcastHookState"
 
 
 def _hooks_of(model: torch.nn.Module) -> tuple[Hook, ...]:
-    """Return what a rank tells of the hooks of the DDP modules in `model`."""
     return tuple(
         Hook(
             name=f"{hook.__module__}.{hook.__qualname__}",

@@ -133,7 +133,6 @@ def lost_ranks(parameter: Any) -> Any:
 
 
 def stages(schedule: Any) -> list[Any]:
-    """Return the stages of the schedule of a pipeline on this rank."""
     own = vars(schedule)
     return list(own["_stages"]) if "_stages" in own else [own["_stage"]]
 

@@ -96,11 +96,9 @@ class _Shell(Ops):
     # -- what torch asks ------------------------------------------------------------
 
     def rank(self) -> int:
-        """Return this process's rank in the group."""
         return self._rank
 
     def size(self) -> int:
-        """Return the number of ranks."""
         return self._size
 
     def name(self) -> str:
@@ -113,7 +111,6 @@ class _Shell(Ops):
     supports_shrinking = False
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Return whether the backend allocates tensors: no."""
         return False
 
     def _set_sequence_number_for_group(self) -> None:
@@ -123,7 +120,6 @@ class _Shell(Ops):
         return self.group.status.collective_seq
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of the ops that are issued from now on."""
         self.group.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
@@ -148,7 +144,6 @@ class _Shell(Ops):
         self.group.abort_hooks[hook_id] = hook
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Do not call the hook of that number any more."""
         self.group.abort_hooks.pop(hook_id, None)
 
     def abort(self) -> None:
@@ -200,11 +195,9 @@ class BackendRankscope(_Shell, c10d.Backend):  # type: ignore[misc]
         return BackendRankscope(made_by, self._made_with, description)
 
     def start_coalescing(self) -> None:
-        """Begin a batch: ops of this thread are issued by `end_coalescing`."""
         self._start_coalescing()
 
     def end_coalescing(self) -> TorchWork:
-        """Issue the batch; return its Work."""
         return self._end_coalescing()
 
 
@@ -241,32 +234,26 @@ class ProcessGroupRankscope(_Shell, c10d.ProcessGroup):  # type: ignore[misc]
         """No options of torch's own classes."""
 
     def get_group_store(self) -> Any:
-        """Return torch's store of the group."""
         return self._store
 
     @property
     def group_name(self) -> str:
-        """Torch's name of the group."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, as its maker has said."""
         return self._description
 
     def getGroupName(self) -> str:
-        """Return torch's name of the group."""
         return self._name
 
     def getGroupDesc(self) -> str:
         return self._description
 
     def setGroupName(self, name: str) -> None:
-        """Set torch's name of the group."""
         self._name = name
 
     def setGroupDesc(self, description: str) -> None:
-        """Set what the group is for."""
         self._description = description
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc

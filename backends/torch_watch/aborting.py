@@ -102,7 +102,6 @@ def aborted_error(
     sequence_number: int | None = None,
     source: str = "",
 ) -> DistAbortedError:
-    """Return the error of an op of the aborted `group`."""
     assert made.aborted is not None
     about = identity(group, made, op, sequence_number)
     remedy = made.aborted.remedy or in_torch(dead=False)
@@ -117,7 +116,6 @@ def aborted_error(
 def identity(
     group: Any, made: Made, op: str | None, sequence_number: int | None
 ) -> dict[str, Any]:
-    """Return the attributes that an error of an op has."""
     from torch.distributed import distributed_c10d
 
     return {

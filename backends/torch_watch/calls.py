@@ -218,7 +218,6 @@ class CallLog:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Put the wrappers into torch's classes."""
         c10d: ModuleType = self._names.c10d
         for name, (op_type, arrays) in _METHODS.items():
             wrap = functools.partial(self._wrap, op_type=op_type, arrays=arrays)
@@ -398,7 +397,6 @@ def _note_arrays(arguments: Sequence[Any]) -> list[tuple[Sequence[int], Any, Any
 
 
 def _device(arguments: Sequence[Any]) -> str:
-    """Return the type of device of the arrays."""
     for first in arguments:
         while isinstance(first, (list, tuple)) and first:
             first = first[0]

@@ -82,7 +82,6 @@ def made_of(group: Any) -> Made:
 
 
 def known_groups() -> list[tuple[Any, Made]]:
-    """Return the groups of this process, and what is known of them."""
     with _lock:
         return list(_made.items())
 

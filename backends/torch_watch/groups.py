@@ -67,12 +67,10 @@ class TorchGroup(WatchedGroup):
 
     @property
     def generation(self) -> int:
-        """The number of its rebuilds."""
         return self.made.generation
 
     @property
     def aborted(self) -> AbortReason | None:
-        """Why it was aborted; ``None`` while it is usable."""
         return self.made.aborted
 
     def summary(self) -> GroupStatus:

@@ -64,7 +64,6 @@ def move(old: Any, new: Any) -> list[str]:
 
 
 def data_parallel_modules(group: Any) -> list[Any]:
-    """Return the live ``DistributedDataParallel`` modules over `group`."""
     loaded = sys.modules.get("torch.nn.parallel.distributed")
     if loaded is None:
         return []
@@ -187,7 +186,6 @@ def _move_in_dict(holder: dict[Any, Any], old: Any, new: Any) -> None:
 
 
 def _move_in_object(holder: Any, old: Any, new: Any) -> None:
-    """Replace `old` among the attributes of `holder`."""
     attributes = getattr(holder, "__dict__", None)
     if isinstance(attributes, dict):
         _move_in_dict(attributes, old, new)
@@ -240,7 +238,6 @@ def _reset(module: Any, group: Any) -> str:
 
 
 def _first_version(module: Any, group: Any) -> str:
-    """Return a sentence on a ``FullyShardedDataParallel`` over `group`."""
     if vars(module).get("process_group") is not group:
         return ""
     return (

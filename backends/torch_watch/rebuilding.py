@@ -179,7 +179,6 @@ def _make(
     fresh: Any,
     deadline: float,
 ) -> Any:
-    """Make a group over the store `fresh` and enter it in torch's registry."""
     c10d: Any = torch.c10d
     chosen = dict(arguments)
     chosen["store"] = c10d.PrefixStore("default_pg", fresh) if is_default else fresh

@@ -48,7 +48,6 @@ def host_store(host: str, timeout: float) -> tuple[Any, int]:
 
 
 def join_store(host: str, port: int, timeout: float) -> Any:
-    """Connect to the store at `host` and `port`; see `host_store`."""
     from torch.distributed import TCPStore
 
     return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))

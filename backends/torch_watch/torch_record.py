@@ -183,7 +183,6 @@ class TorchRecord(OpEntry):
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """The user's line, and those that called its function."""
         if not self._frames and self.call is not None:
             self._frames = self.call.frames
         return self._frames

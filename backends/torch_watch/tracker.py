@@ -67,7 +67,6 @@ class Tracker:
         return len(self._open) + len(self._own)
 
     def records(self, groups: Iterable[Any]) -> list[TorchRecord]:
-        """Return the records of `groups`, oldest first."""
         living = {id(group) for group in groups}
         kept = [one for one in self._records if id(one.group) in living]
         return sorted(kept, key=lambda one: one.created_ns)
@@ -98,7 +97,6 @@ class Tracker:
         return changed
 
     def _forget(self, groups: Mapping[Any, Any], registered: Collection[Any]) -> bool:
-        """Drop what belongs to groups that were destroyed."""
         for group in list(self._calls):
             if group not in groups and group not in registered:
                 del self._calls[group]

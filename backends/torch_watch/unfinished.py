@@ -86,7 +86,6 @@ class UnfinishedGroup(WatchedGroup):
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the making of the group as the record of an op."""
         made = TorchRecord(-1, self, OpType.UNKNOWN)
         # As of the first collective, which it is.
         made.collective_seq_id = 1
@@ -113,7 +112,6 @@ class UnfinishedGroup(WatchedGroup):
             abort(self._default, why)
 
     def error(self) -> DistAbortedError:
-        """Return the error of the call that makes the group."""
         assert self.reason is not None
         return DistAbortedError(
             f"{OP} on rank {self._rank}: the wait for the other ranks of torch's group "
@@ -269,7 +267,6 @@ class PendingGroup(WatchedGroup):
         """Do nothing: no op was issued."""
 
     def export(self) -> dict[str, Any]:
-        """Return what another fresh process needs."""
         return dict(self._exported)
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:

@@ -422,7 +422,6 @@ def _enqueued(status: Status | None) -> int:
 
 
 def _pending(status: Status) -> bool:
-    """Return whether an op has not ended, by torch's counters."""
     return any(
         one.get("last_enqueued_collective", 0) > one.get("last_completed_collective", 0)
         for one in status.values()

@@ -68,7 +68,6 @@ class Names:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The release of torch, as 2 and 14."""
         return tuple(map(int, self.version.split(".")[:2]))
 
     # -- the registry ---------------------------------------------------------------
@@ -114,7 +113,6 @@ class Names:
         return tuple(sorted(places, key=places.__getitem__))
 
     def registered_name(self, group: Any) -> str:
-        """Return the name by which torch knows `group`, e.g. its number."""
         return str(self.registry.pg_names[group])
 
     def config(self, group: Any) -> dict[str, str]:
@@ -131,7 +129,6 @@ class Names:
         return found
 
     def backend_name(self, group: Any) -> str:
-        """Return the backends of `group` as they were asked for."""
         return str(self.registry.pg_map[group][0])
 
     def own_store(self, group: Any) -> Any:
@@ -176,7 +173,6 @@ class Names:
         return options, getattr(options, "_timeout", None)
 
     def timeout(self, group: Any) -> float | None:
-        """Return the timeout of the ops of `group` in seconds, if torch has it."""
         for device in getattr(group, "_device_types", ()):
             _, limit = self.options(group._get_backend(device))
             if limit is not None:

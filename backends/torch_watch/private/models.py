@@ -18,7 +18,6 @@ _MIB = 1024 * 1024
 
 
 def is_made(model: Any) -> bool:
-    """Whether the construction of a ``DistributedDataParallel`` has succeeded."""
     return "reducer" in vars(model)
 
 
@@ -34,12 +33,10 @@ def move_model(model: Any, group: Any) -> bool:
 
 
 def delays_reductions(model: Any) -> bool:
-    """Whether the model was made with ``delay_all_reduce_named_params``."""
     return bool(model._delay_all_reduce_params)
 
 
 def hooks_of(model: Any) -> list[tuple[Any, Any]]:
-    """Return the communication hooks of the model, each with its state."""
     return list(model._comm_hooks)
 
 
