@@ -98,9 +98,11 @@ class RankscopeMagics(CellMagics):
             print(cluster.advice)
         self._serve_metrics(command, metrics)
         if values["keep"]:
+            job = cluster.slurm_job
+            elsewhere = job and f", on another host %dist_attach --slurm {job.id}"
             print(
-                f"to attach again: %dist_attach {cluster.cluster_id}; %dist_shutdown "
-                "--all ends it"
+                f"to attach again: %dist_attach {cluster.cluster_id}{elsewhere or ''}; "
+                "%dist_shutdown --all ends it"
             )
         self._show_board()
 
