@@ -83,6 +83,9 @@ def write_part(
     """
     problems = []
     recorded = False
+    waited = failed or not ended
+    # First: the call may fail while the other files are written.
+    making = _making(place.address, error if ended else None) if waited else None
     try:
         _write_records(folder, dump(), failed)
         recorded = True
@@ -99,8 +102,6 @@ def write_part(
     gone = [one.past.get("ended_at") for one in world.sources if one.rank is None]
     gone.append(world.groups_ended_at)
     left = ended and error is None
-    waited = failed or not ended
-    making = _making(place.address, error if ended else None) if waited else None
     facts = {
         "written_ns": time.time_ns(),
         "world_size": place.world_size,

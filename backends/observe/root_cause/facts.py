@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
 from ...rank_sets import group_by, in_plural, name_ranks, tell_ranks
@@ -12,6 +13,7 @@ from .scene import Wait
 
 __all__ = ["deaths", "exceptions", "places", "silences", "whereabouts"]
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 #: Ranks or sets of ranks of which each has a clause.
 MOST = 4
 
@@ -56,8 +58,15 @@ def places(
 
 
 def deaths(culprits: Collection[int], evidence: Evidence) -> str:
-    """Return how ranks died."""
-    told = [str(evidence.rank(rank).death) for rank in sorted(culprits)]
+    """Return how ranks died, those that died alike together."""
+
+    def death(rank: int) -> str:
+        how = str(evidence.rank(rank).death).removeprefix(f"rank {rank} ")
+        # Of an object in the text of an exception, it differs.
+        return _ADDRESS.sub(">", how)
+
+    died = group_by(sorted(culprits), death)
+    told = [tell_ranks(ranks, how) for how, ranks in died.items()]
     if len(told) > MOST:
         told = [f"{name_ranks(culprits)} are dead", *told[: MOST - 1], "…"]
     return "; ".join(told)

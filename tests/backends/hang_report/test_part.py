@@ -153,6 +153,25 @@ def test_a_rank_that_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def test_a_rank_whose_meeting_fails_while_it_writes_was_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stacks are of the call, and so is what it waits for."""
+    making = {"call": "init_process_group", "address": "node1:1", "line": None}
+    write = part._write_stacks
+
+    def fail_meanwhile(path: Path) -> None:
+        monkeypatch.setattr(part, "rendezvous", lambda *_: None)
+        write(path)
+
+    monkeypatch.setattr(part, "rendezvous", lambda *_: making)
+    monkeypatch.setattr(part, "_write_stacks", fail_meanwhile)
+    write_part(tmp_path, 0, Place(), dump=no_group)
+    assert json.loads((tmp_path / "facts_rank_0.json").read_text())["rendezvous"] == (
+        making
+    )
+
+
 def test_a_rank_that_runs_no_cell_is_at_no_line(tmp_path: Path) -> None:
     place = Place()
     place.exit_while_idle = lambda: "left cell 7 with KeyError at line 4"

@@ -712,6 +712,24 @@ def test_a_dead_rank_is_dead() -> None:
     assert "killed by signal 9" in found.text
 
 
+def test_ranks_that_died_alike_are_told_together() -> None:
+    ranks = four()
+    ranks[0].issue()
+    error = "ValueError: Global rank 0 is not part of group <ProcessGroup object"
+    dead = [
+        RankEvidence(
+            rank, death=f"rank {rank} ended with {error} at 0x7f{rank}> at a:1"
+        )
+        for rank in (1, 2)
+    ]
+    killed = RankEvidence(3, death="rank 3 was killed by signal 9")
+    found = only(look(ranks[:1], *dead, killed))
+    assert found.culprits == (1, 2, 3)
+    assert found.text.startswith(
+        f"ranks 1–2 ended with {error}> at a:1; rank 3 was killed by signal 9; rank 0 "
+    )
+
+
 def test_where_a_rank_is_and_what_it_handles_are_told() -> None:
     ranks = four()
     for one in ranks[1:]:
