@@ -9,7 +9,9 @@ import os
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..groups.world import world
 from ..work.user_code import frame_of_thread, users_frame
@@ -52,21 +54,36 @@ class Waiting:
 def rendezvous(
     address: str = "", error: BaseException | None = None
 ) -> dict[str, Any] | None:
-    """Return in which call the main thread makes a group, or has failed by `error`."""
+    """Return in which call the main thread makes a group, or has failed by `error`.
+
+    `address` is where the ranks of the job meet, unless the call tells of another one,
+    and of another number of ranks.
+    """
     if error is None:
         inner = frame_of_thread(threading.main_thread().ident)
         calls = traceback.walk_stack(inner) if inner is not None else iter(())
     else:
         calls = reversed([*traceback.walk_tb(error.__traceback__)])
-    call = ""
+    found: dict[str, Any] | None = None
     for frame, number in calls:
         code = frame.f_code
-        if not call and makes_group(code.co_filename, code.co_name):
-            call = code.co_name
-        if call and users_frame(frame) is frame:
-            line = [code.co_filename, number, code.co_name]
-            return {"call": call, "address": address, "line": line}
-    return {"call": call, "address": address, "line": None} if call else None
+        if found is None and makes_group(code.co_filename, code.co_name):
+            given = _given(frame.f_locals)
+            found = {"call": code.co_name, "address": address, "line": None, **given}
+        if found is not None and users_frame(frame) is frame:
+            found["line"] = [code.co_filename, number, code.co_name]
+            break
+    return found
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what arguments of `init_process_group` tell of the meeting."""
+    url, size = arguments.get("init_method"), arguments.get("world_size")
+    at = urlsplit(url).netloc if isinstance(url, str) else ""
+    given: dict[str, Any] = {"address": at} if at else {}
+    if isinstance(size, int) and size > 0:
+        given["world_size"] = size
+    return given
 
 
 def makes_group(file: str, function: str) -> bool:

@@ -65,6 +65,8 @@ class Rendezvous:
     address: str
     line: SourceLine | None = None
     world_size: int | None = None
+    #: How many ranks the launcher has started, where the call was given another number.
+    started: int | None = None
 
 
 class FactsReader:
@@ -165,11 +167,14 @@ class FactsReader:
             self._written[rank] = written
         self.final |= facts.get("final") is True
         if isinstance(making, Mapping):
+            given = making.get("world_size")
+            differs = type(given) is int and given != world_size
             self.rendezvous[rank] = Rendezvous(
                 str(making.get("call"))[:100],
                 str(making.get("address"))[:100],
                 _line(making.get("line")),
-                world_size,
+                given if differs else world_size,
+                world_size if differs else None,
             )
         if (unseen := _text(facts, "unseen")) is not None:
             self.unseen[rank] = unseen
@@ -314,12 +319,17 @@ def absences(
         for rank, why in sorted(unseen.items())
         if rank not in waiting
     ]
-    if unknown:
+    # The launcher has started all others.
+    is_wrong = bool(unknown) and not missing and first.started == size - len(unknown)
+    if is_wrong:
+        told.append(f"the launcher has started {first.started} ranks, not {size}")
+    elif unknown:
         told.append(f"nothing is known of {name_ranks(unknown)}")
     elif not missing and not unseen:
         told.append("nothing tells who is missing")
+    fault = Fault.MISSING_RANKS if missing else Fault.UNDECIDED
     return Verdict(
-        Fault.MISSING_RANKS if missing else Fault.UNDECIDED,
+        Fault.SIZE_MISMATCH if is_wrong else fault,
         GroupKey("default_pg", tuple(range(size))),
         tuple(one.rank for one in missing),
         tuple(ranks),

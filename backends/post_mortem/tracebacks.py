@@ -47,7 +47,8 @@ _OF_EITHER = re.compile(
 )
 #: The same of connections, but those of a data loader are its own.
 _LOST = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket timeout",
+    r"connection (?:was )?(?:likely )?(?:closed|reset|refused|aborted)|broken pipe"
+    r"|socket timeout",
     re.IGNORECASE,
 )
 _BETWEEN_RANKS = re.compile(r"gloo|c10d|nccl|TCPStore|Dist\w+Error", re.IGNORECASE)

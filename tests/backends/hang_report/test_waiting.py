@@ -36,15 +36,23 @@ def test_a_clock_that_is_set_makes_no_op_older(
 
 def test_the_error_of_a_meeting_has_its_call_and_line() -> None:
     where = {"__name__": "torch.distributed.distributed_c10d"}
-    code = "def init_process_group():\n    raise RuntimeError('timed out waiting')"
+    code = (
+        "def init_process_group(init_method=None, world_size=-1):\n"
+        "    raise RuntimeError('timed out waiting')"
+    )
     file = "/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
     exec(compile(code, file, "exec"), where)
     make: Any = where["init_process_group"]
-    with pytest.raises(RuntimeError) as raised:
-        make()
-    found = rendezvous("node1:29500", raised.value)
-    assert found is not None
-    assert (found["call"], found["address"]) == ("init_process_group", "node1:29500")
-    assert found["line"][0] == __file__
+    for given, at in (
+        ((), {"address": "node1:29500"}),
+        (("env://", -1), {"address": "node1:29500"}),
+        (("tcp://node2:7", 4), {"address": "node2:7", "world_size": 4}),
+    ):
+        with pytest.raises(RuntimeError) as raised:
+            make(*given)
+        found = rendezvous("node1:29500", raised.value)
+        assert found is not None
+        assert found.pop("line")[0] == __file__
+        assert found == {"call": "init_process_group", **at}
     assert rendezvous("", ValueError()) is None
     assert rendezvous() is None

@@ -58,6 +58,20 @@ def test_who_is_missing_at_the_meeting(tmp_path: Path) -> None:
         assert said in str(verdict)
 
 
+@pytest.mark.parametrize("given", [4, 5])
+def test_a_world_size_that_no_launcher_has_started(tmp_path: Path, given: int) -> None:
+    """Each has the size that the program gives; `WORLD_SIZE` is that of the job."""
+    waits = WAITS | {"world_size": given}
+    (verdict,) = report_of(
+        tmp_path, *(facts(rank, rendezvous=waits) for rank in range(4))
+    ).verdicts
+    is_wrong = given == 5
+    assert verdict.fault is (Fault.SIZE_MISMATCH if is_wrong else Fault.UNDECIDED)
+    assert verdict.text.startswith(f"ranks 0–3 of {given} wait in init_process_group")
+    said = "; the launcher has started 4 ranks, not 5"
+    assert verdict.text.endswith(said) is is_wrong
+
+
 def test_a_rank_that_an_interrupt_has_ended(tmp_path: Path) -> None:
     """It has left: nobody knows whether the signal was for it alone."""
     where = [["/job/train.py", 7, "main"]]

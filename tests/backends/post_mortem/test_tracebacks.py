@@ -19,6 +19,8 @@ CONSEQUENCES = (
     "reset",
     "torch.distributed.DistNetworkError: The client socket has timed out after 25000ms "
     "while trying to connect to (127.0.0.1, 29877).",
+    "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was "
+    "likely closed. Did the remote server shutdown or crash?",
     "RuntimeError: Socket Timeout",
     "lightning.fabric.utilities.exceptions.SIGTERMException",
     "KeyboardInterrupt",
