@@ -82,7 +82,8 @@ def add_absent_ranks(folder: Path, meeting: Meeting) -> None:
             "has_ended": not meeting.lives(rank),
         }
         if facts["has_ended"]:
-            default = f"rank {rank} is dead: its process has ended"
+            how = about.get("end", "its process has ended")
+            default = f"rank {rank} is dead: {how}"
             facts["death"] = death_by_signal(rank, text) or deaths.get(rank, default)
         elif is_stopped(pid := facts["pid"]):
             facts["silence"] = (

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import DistAbortedError
-from ..groups.inquiry import current_exception
+from ..groups.inquiry import current_exception, main_thread_place
 from .c_signals import end_by
 from .conclusion import Conclusion
 from .host_rank import HostRank
@@ -394,6 +394,11 @@ class Reporter:
             time.sleep(0.02)
 
     def leave(self) -> None:
-        """Leave the ranks of this host, and no words: a signal ends the process."""
-        if self._joined is not None:
-            self._joined.leave()
+        """Leave the ranks of this host, as one that SIGTERM ends and no error."""
+        joined = self._joined
+        if joined is not None:
+            place = main_thread_place().location
+            with contextlib.suppress(OSError):
+                at = f" at {place}" if place else ""
+                joined.meeting.tell({"end": f"ended by SIGTERM{at}"})
+            joined.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -17,8 +18,10 @@ import pytest
 
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.errors import DistAbortedError
+from rankscope.backends.hang_report import meeting as meeting_module
 from rankscope.backends.hang_report import reports as reports_module
-from rankscope.backends.hang_report.conclusion import Conclusion
+from rankscope.backends.hang_report.conclusion import Conclusion, add_absent_ranks
+from rankscope.backends.hang_report.host_rank import HostRank
 from rankscope.backends.hang_report.meeting import Meeting
 from rankscope.backends.hang_report.part import write_part
 from rankscope.backends.hang_report.place import Place
@@ -94,6 +97,25 @@ def test_a_verdict_that_takes_long_is_waited_for_and_no_other_report_asked_for(
         monkeypatch.setattr(reports_module, "AFTERMATH", 0.0)
     assert made.are_told(Wish("stall")) is (ends == "verdict")
     assert made.last == (Conclusion(folder, "why") if ends == "verdict" else None)
+
+
+def test_a_rank_that_sigterm_has_ended_is_told_with_its_line(
+    tmp_path: Path, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A process does not see its own locks.
+    monkeypatch.setattr(meeting_module, "_remove_unless_used", lambda folder: None)
+    reporter = Reporter(Settings(tmp_path), Place())
+    try:
+        reporter._joined = HostRank(
+            1, "job", tmp_path, Waiting(), Place(), lambda text: None
+        )
+        reporter.leave()
+    finally:
+        os.close(reporter._read)
+        os.close(reporter._write)
+    add_absent_ranks(tmp_path, meeting)
+    death = json.loads((tmp_path / "facts_rank_1.json").read_text())["death"]
+    assert death.startswith("rank 1 is dead: ended by SIGTERM at test_reporter.py:")
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
