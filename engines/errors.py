@@ -212,10 +212,7 @@ def plain(text: str) -> str:
 
 
 def impersonal(rank: int, message: str) -> str:
-    """Return the message of `rank` without this rank, which many errors mention.
-
-    A message that compares ranks keeps those that it compares.
-    """
+    """Return the message of `rank` without this rank, which many errors mention."""
     others = set(re.findall(r" on rank (\d+)", message)) - {str(rank)}
     # The rank that follows the name of the group is never one of those.
     place = r"(?<=['\"])" if others else ""

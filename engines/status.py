@@ -45,9 +45,6 @@ def find_groups(group: Groups, known: Iterable[GroupKey]) -> list[GroupKey]:
 
     A name means all groups that have it if no rank is in two of them, as those that
     ranks make by the same line of a cell, each of them for the ranks it belongs to.
-
-    Raises `ClusterError`, which lists the groups there are, if there is no such group,
-    or if groups that share a rank have the name.
     """
     groups = list(dict.fromkeys(known))
     if not isinstance(group, (str, GroupKey)):
@@ -76,10 +73,7 @@ def find_groups(group: Groups, known: Iterable[GroupKey]) -> list[GroupKey]:
 
 
 def name_groups(names: str | Iterable[str] | None) -> str:
-    """Return ``group 'tp'``, ``groups 'dp', 'tp'``, or ``all groups`` for ``None``.
-
-    Of many the first ones, as the board's questions do: ``'a', 'b', 'c' and 18 more``.
-    """
+    """Return ``group 'a'``, ``groups 'a', 'b' and 18 more``, or ``all groups``."""
     if names is None:
         return "all groups"
     once = list(dict.fromkeys([names] if isinstance(names, str) else names))
@@ -162,11 +156,7 @@ def encode(summary: Summary) -> str:
 
 
 def decode(text: str | bytes) -> Summary:
-    """Return the summary that `text`, of another process, has.
-
-    It may contain anything: every field is checked here, once, against its type in
-    `Summary`. Raises `ValueError`, which names the field that is not what it should be.
-    """
+    """Return a summary of another process; the `ValueError` names a wrong field."""
     return _decoder.decode(text)
 
 
@@ -298,11 +288,7 @@ def no_hang(
     unlike: Sequence[Verdict] = (),
     failed: Mapping[GroupKey, str] | None = None,
 ) -> str:
-    """Return what a diagnosis without a verdict says, of aborted groups too.
-
-    `unlike` are completed ops whose dtype or reduction differed between ranks, `failed`
-    names the last ops of groups that are not aborted and whose ops failed.
-    """
+    """Return what a diagnosis without a verdict says, of aborted groups too."""
     said, names = "nothing hangs: no op is stuck, every rank answers", status.aborted
     remedy = "%dist_rebuild, or rankscope rebuild,"
     if "rebuild" in status.refused:

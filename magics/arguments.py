@@ -155,10 +155,7 @@ def chosen_ranks(
 def known_group(
     command: Command, name: str | None, cluster: Cluster | Job
 ) -> str | None:
-    """Return `name` if it is the name or id of a group.
-
-    A group that the last status lacks is looked up in a fresh one.
-    """
+    """Return `name` if it is that of a group, or an id, maybe of a new one."""
     if name is None:
         return None
     for fresh in (False, True):

@@ -41,11 +41,7 @@ class CellCode:
 
     @classmethod
     def of(cls, text: str, cursor: int, mode: CellMode) -> CellCode | None:
-        """Return what of a cell with `text` the ranks run; `cursor` is in `text`.
-
-        ``None`` where the cell or the line of the cursor is for the notebook, and
-        without a cluster.
-        """
+        """Return what of a cell with `text` the ranks run; `cursor` is in `text`."""
         match = _FIRST_LINE.match(text)
         above = mode.local_part(text) if match is None else match.end()
         cluster = session.cluster
@@ -58,11 +54,7 @@ class CellCode:
         return cls(text[above:], cursor - above, cluster, ranks)
 
     def completions(self) -> tuple[str, list[SimpleCompletion]]:
-        """Return the incomplete word at the cursor, and what it may become.
-
-        A rank that is idle completes as IPython does. Where all are busy, their names
-        are known all the same.
-        """
+        """Return the incomplete word at the cursor, and what it may become."""
         introspection = self.cluster.introspection
         reply = introspection.complete(self.code, self.cursor, self.ranks)
         if reply is None:

@@ -111,11 +111,7 @@ def kinds_of_values(shell: InteractiveShell) -> Kinds:
 
 
 def candidates(line: str, number: int, kinds: Kinds) -> tuple[str, list[str]] | None:
-    """Return the incomplete word at the end of `line`, and its completions.
-
-    ``None`` if it is no line of Rankscope's magics. `number` is the line's
-    place in its cell: a cell magic stands on the first.
-    """
+    """Return the incomplete word at the end of `line`, and its completions."""
     match = _LINE.match(line)
     if match is None:
         return None

@@ -54,10 +54,7 @@ ANSWER = 0.5
 
 
 class RankscopeMagics(CellMagics):
-    """``%%distributed`` and the ``%dist_*`` magics: a method for each command.
-
-    A method gets the command and the values of its line, and of a cell magic the cell.
-    """
+    """``%%distributed`` and the ``%dist_*`` magics: a method for each command."""
 
     # -- the cluster ----------------------------------------------------------
 
@@ -164,10 +161,7 @@ class RankscopeMagics(CellMagics):
     def _end(
         self, command: Command, cluster: Cluster | Job, everything: bool = False
     ) -> None:
-        """End the ranks, or detach from those that were attached, or are kept.
-
-        With `everything` those are ended, too.
-        """
+        """End the ranks; detach from attached or kept ones, or end `everything`."""
         if everything:
             require_cluster(command)
         size = _size(cluster)
@@ -416,10 +410,7 @@ class RankscopeMagics(CellMagics):
 
 
 def _start(values: Values, progress: Callable[[str], None]) -> Cluster:
-    """Start, or attach to, what ``%dist_init`` names: its options are the parameters.
-
-    Those that were not given have the defaults of Python.
-    """
+    """Start, or attach to, what ``%dist_init`` names, else with the defaults."""
     given = {
         name: value
         for name, value in values.items()

@@ -41,10 +41,7 @@ class CellMode:
             self._shell.events.unregister("post_execute", self._ended)
 
     def local_part(self, text: str) -> int | None:
-        """Return how many characters at the top of a cell are for the notebook.
-
-        ``None``: the whole cell is, or the mode is off.
-        """
+        """Return how many characters at the top are the notebook's; ``None``: all."""
         if self.options is None:
             return None
         lines = text.splitlines(keepends=True)

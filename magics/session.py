@@ -98,10 +98,7 @@ class Session:
             self._watch = StallWatch(self._cluster, self._tell)
 
     def serve_metrics(self, port: int) -> str:
-        """Serve the metrics of the cluster until it is dropped; return the address.
-
-        Raises `ClusterError` where nothing can be served at the port.
-        """
+        """Serve the metrics of the cluster until it is dropped; return the address."""
         # Imported here: prometheus_client is an extra.
         from rankscope.engines.observe.metrics import MetricsServer
 
@@ -124,10 +121,7 @@ class Session:
             self._board.show_verdicts(verdicts)
 
     def hang(self, ranks: Collection[int], began: float) -> Mapping[str, str] | None:
-        """Return why a cell that runs on `ranks` hangs, as the data of an output.
-
-        It runs since `began` (``time.monotonic()``).
-        """
+        """Return why a cell on `ranks`, that `began` then, hangs, as an output."""
         for one, when, told in self._verdicts if self.in_cells else ():
             # Else it is why an earlier cell hung.
             if told < began or self._is_outdated(one):

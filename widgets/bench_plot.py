@@ -49,10 +49,7 @@ def marker(place: int, x: float, y: float) -> str:
 
 
 def plot(title: str, series: Sequence[Series], tick: Callable[[float], str]) -> str:
-    """Return a picture of `series`; ``tick(value)`` labels the y axis.
-
-    The x axis is the size in bytes. Both axes are logarithmic.
-    """
+    """Return a log-log picture of `series`; ``tick(value)`` labels the y axis."""
     points = [point for one in series for point in one.points]
     sizes = sorted({size for size, _ in points})
     low, high = _decades([value for _, value in points])

@@ -8,8 +8,5 @@ __all__ = ["new_display_id"]
 
 
 def new_display_id() -> str:
-    """Return a name that no other output has, also of an earlier kernel.
-
-    A front end updates every output that has the name of a display.
-    """
+    """Return a name that no display has, also of an earlier kernel."""
     return f"rankscope-{uuid.uuid4().hex[:12]}"

@@ -57,10 +57,7 @@ def flame_graph(
     seconds: float,
     notes: Sequence[str] = (),
 ) -> str:
-    """Return the picture of `root`, whose seconds are those of `ranks`.
-
-    `notes` stand below it; `seconds` is the time of the sampling.
-    """
+    """Return the picture of `root`, whose seconds are those of `ranks`."""
     least = _least(root, LEAST * seconds)
     choices = "".join(
         f'<option value="{place}">rank {rank}</option>'

@@ -20,10 +20,7 @@ _STARTS = ("/threading.py", "<frozen runpy>", "/runpy.py", "/rankscope/torch.py"
 
 
 def stack_text(found: RankStacks, every: bool = False) -> str:
-    """Return the stacks, those that are equal on several ranks once.
-
-    What Rankscope does inside an op is left out, unless `every` is set.
-    """
+    """Return the stacks, those that are equal on several ranks once."""
 
     def shown(rank: int) -> tuple[Stack, ...]:
         return tuple(

@@ -95,10 +95,7 @@ def _html(model: BoardModel) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
-    """Return all columns, but that of GPUs only where a rank has one.
-
-    On several hosts that of the host is among the last to go.
-    """
+    """Return all columns, but that of GPUs only where a rank has one."""
     with_gpus = any(row.texts["gpu_memory"] for row in rows)
     several = len({row.texts["host"] for row in rows} - {""}) > 1
     return [

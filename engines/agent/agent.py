@@ -89,12 +89,7 @@ _launched_rank: int | None = None
 
 
 def install(version: str) -> str:
-    """Install the agent in the calling engine; return its `hello` as JSON.
-
-    Runs on the engine's main thread. Later calls change nothing. JSON, since the
-    notebook receives the repr of the expression. An engine with another `version` of
-    Rankscope returns that, and gets no agent.
-    """
+    """Install the agent in this engine, once; return its `hello` as JSON."""
     global _agent
     if version != __version__:
         return json.dumps({"version": __version__})
@@ -370,11 +365,7 @@ def _free_port() -> int:
 
 
 def names_of(shell: Any, given: Collection[str]) -> dict[str, str]:
-    """Return the names in the cells' namespace, each with what it names.
-
-    That is the name of a type, or ``module:`` and the name of a module. IPython's own
-    names are left out; those of `given` are not, although IPython hides them.
-    """
+    """Return the cells' names, each with its type, or ``module:`` and its name."""
     # A copy is made in one step; the main thread may run a cell meanwhile.
     namespace, hidden = dict(shell.user_ns), shell.user_ns_hidden
     return {

@@ -22,12 +22,7 @@ CHECK_TIMEOUT = 2.0
 
 
 def refused(backend: str | None) -> list[Refusal]:
-    """Return the backends named in a config that cannot be used here.
-
-    Nothing for ``None``, the default config, which names no backend. A backend
-    whose check is not finished after `CHECK_TIMEOUT` seconds counts as usable: a
-    missing library is found at once, and other faults are raised at the first use.
-    """
+    """Return the backends of a config that are found to be unusable here."""
     found: list[Refusal] = []
     if backend is not None:
         named = BackendConfig(backend).device_backend_map
@@ -52,10 +47,7 @@ def _check(named: Mapping[str, str]) -> list[Refusal]:
 
 
 def why_refused(device: str, name: str) -> str | None:
-    """Return why backend `name` cannot take arrays of `device` here, or ``None``.
-
-    The reason is a sentence with the remedy, also where arrays would be staged.
-    """
+    """Return why backend `name` cannot take arrays of `device` here, or ``None``."""
     try:
         reason = unavailable_reason(name)
         if reason is None and device not in resolve(name).devices:

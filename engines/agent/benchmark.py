@@ -23,13 +23,7 @@ __all__ = ["measure_on_rank"]
 
 
 def measure_on_rank(request: dict[str, Any]) -> None:
-    """Measure in the cell's group; every rank of the group calls it.
-
-    `request` has the arguments of `rankscope.backends.benchmark.benchmark`, and
-    ``"backends"``: names, each measured in a group that is made for it; none means the
-    cell's group as it is. Raises `DistBackendError`, with the remedy, for a backend
-    that cannot be used here.
-    """
+    """Measure in the cell's group; every rank of the group calls it."""
     wanted = dict(request)
     names, device = wanted.pop("backends"), wanted.pop("device")
     own = resolve_group(None, "benchmark")

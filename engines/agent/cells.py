@@ -46,10 +46,7 @@ MOST_UNWAITED = 3
 
 
 class Cells:
-    """The cells of this rank: which one runs, since when, and how the last one ended.
-
-    `before` and `after` are called before and after each cell.
-    """
+    """Which cell of this rank runs, since when, and how the last one ended."""
 
     def __init__(
         self,

@@ -29,11 +29,7 @@ NO_GPU: tuple[str, int | None] = ("", None)
 
 
 def choose_device(env: Mapping[str, str], count: int) -> int | None:
-    """Return the device, of `count`, for the rank that `env` describes.
-
-    ``None`` where `count` is 0 and no device was asked for. Raises `ClusterError` for
-    a device that does not exist.
-    """
+    """Return the device, of `count`, for the rank that `env` describes."""
     wanted = _wanted(env)
     missing = [number for number in wanted if number >= count]
     if missing:
@@ -133,11 +129,7 @@ class Gpu:
         return cls(index, properties.name, lambda: cuda.set_device(index), pool, uuid)
 
     def summary(self) -> tuple[str, int | None]:
-        """Return ``gpu`` and ``gpu_memory`` of the rank's status; never waits.
-
-        These are ``GPU 0 · NVIDIA H200 · 1.2 of 139.8 GiB``, for the board, and the
-        bytes that this process holds: both of one reading.
-        """
+        """Return ``gpu`` and ``gpu_memory``, of one reading; never waits."""
         text = f"GPU {self.index} · {self.name}"
         use = self._readings.latest()
         if use is None:

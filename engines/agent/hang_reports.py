@@ -22,12 +22,7 @@ __all__ = ["HangReports"]
 
 
 class HangReports:
-    """Begins when this engine is a rank, and goes on whichever rank it becomes.
-
-    `cluster` is what the engines of one cluster have in common, and no others;
-    ``on_crash()`` is called when a library is about to end this process, and
-    ``exit_while_idle()`` returns how the last cell ended, empty while one runs.
-    """
+    """Begins when this engine is a rank, and goes on whichever rank it becomes."""
 
     def __init__(
         self,
@@ -44,10 +39,7 @@ class HangReports:
         self._reporter: Reporter | None = None
 
     def assign(self, rank: int, world_size: int) -> None:
-        """Note which rank this engine is.
-
-        Raises `ValueError` if ``RANKSCOPE_REPORT_AFTER`` is no number of seconds.
-        """
+        """Note which rank this engine is."""
         settings = Settings.of()
         self._place.assign(rank, world_size)
         if self._reporter is None and settings.folder is not None and world_size > 1:

@@ -17,10 +17,7 @@ _HINT = "%dist_debug -r RANK opens the frame in which a rank failed"
 
 
 def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
-    """Have ``input()``, ``%debug`` and ``breakpoint()`` say what there is instead.
-
-    ``describe(file, line)`` returns a place as a person knows it.
-    """
+    """Have ``input()``, ``%debug`` and ``breakpoint()`` say what there is instead."""
 
     def no_input(prompt: object = "", *args: object, **options: object) -> NoReturn:
         raise StdinNotImplementedError(

@@ -22,11 +22,7 @@ TICK = 0.2
 
 
 class Prompts:
-    """Lines that a person types, for the main thread of this rank.
-
-    ``publish(data)`` sends the notebook data of the cell that runs; ``is_heard()`` is
-    whether that notebook is still there: one that was killed answers no prompt.
-    """
+    """Lines that a person types, for the main thread of this rank."""
 
     def __init__(
         self,
@@ -39,10 +35,7 @@ class Prompts:
         self._answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
 
     def ask(self, prompt: str) -> str:
-        """Have the notebook show `prompt`; return the line, without its end.
-
-        Raises `EOFError` once the notebook is gone.
-        """
+        """Have the notebook show `prompt`; return the line. `EOFError`: it is gone."""
         self._number += 1
         # What was printed belongs above the prompt.
         sys.stdout.flush()
@@ -64,10 +57,7 @@ class Prompts:
 
 
 class _Debugger(Pdb):
-    """Names cells as all messages do, not by the files that IPython compiles them as.
-
-    `name_cell` returns ``cell 7``, or ``None`` for a file.
-    """
+    """Names cells as all messages do, not by the files of IPython."""
 
     def __init__(self, name_cell: Callable[[str], str | None], stdin: Any) -> None:
         super().__init__(stdin=stdin, stdout=sys.stdout)
@@ -82,10 +72,7 @@ class _Debugger(Pdb):
 
 
 class PostMortem:
-    """What ended the last cell that failed on this rank, and the debugger on it.
-
-    `publish` and `is_heard` are those of `Prompts`, `name_cell` that of `_Debugger`.
-    """
+    """What ended the last cell that failed on this rank, and the debugger on it."""
 
     def __init__(
         self,
@@ -101,10 +88,7 @@ class PostMortem:
         self.opened = False
 
     def note(self, error: BaseException | None) -> None:
-        """Keep the error of a cell; the one before stays where there is none.
-
-        Likewise where a magic was mistyped: its frame is IPython's.
-        """
+        """Keep the error of a cell, but of no mistyped magic: IPython raised it."""
         if error is not None and not isinstance(error, UsageError):
             self._failure = error
 
@@ -137,10 +121,7 @@ class PostMortem:
 def end_traceback(
     traceback: TracebackType | None, is_cell: Callable[[str], bool]
 ) -> TracebackType | None:
-    """Return the part of a traceback from the cell to the last frame that is not ours.
-
-    The frames before are IPython's, those at the end Rankscope's, which raised.
-    """
+    """Return a traceback from the cell to the last frame that is not ours."""
     links = links_of(traceback)
     files = [link.tb_frame.f_code.co_filename for link in links]
     # Of a traceback without a cell the last frame.

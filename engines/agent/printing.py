@@ -67,10 +67,7 @@ def _marking(stream: Any) -> Callable[[str], int | None]:
 
 
 def name_cells_in_warnings(source: CellSource) -> None:
-    """Have warnings say ``cell 7 line 3``, not the file that IPython gave the cell.
-
-    Its name differs from rank to rank, so that a warning would be shown for each.
-    """
+    """Have warnings name cells: the names of their files differ from rank to rank."""
     plain = warnings.formatwarning
 
     def formatted(
@@ -91,10 +88,7 @@ def name_cells_in_warnings(source: CellSource) -> None:
 
 
 def make_colours_once() -> None:
-    """Have IPython make the colours of tracebacks once: for each they are made anew.
-
-    That is four fifths of what an error costs, on each rank that an abort ends.
-    """
+    """Make the colours of tracebacks once: they are four fifths of an error's cost."""
     stack_data: Any = importlib.import_module("stack_data")
     pygments: Any = importlib.import_module("pygments.formatters.terminal256")
     formatter = pygments.Terminal256Formatter
@@ -116,11 +110,7 @@ def make_colours_once() -> None:
 
 
 def print_progress_as_text() -> None:
-    """Have ``tqdm.auto`` and ``tqdm.notebook`` print text bars, once imported.
-
-    Their bars are widgets, whose model stays on the rank: in the notebook they would
-    stand at 0 %. A text bar is drawn there for each rank.
-    """
+    """Have tqdm print text bars, once imported: its widgets would stay on the rank."""
     when_imported("tqdm.notebook", _use_text_bars)
 
 
@@ -199,10 +189,7 @@ class CellSource:
         return lines[-1] if lines else None
 
     def innermost(self, thread: int, suspended: Sequence[FrameType]) -> str:
-        """Return the innermost line of a cell in the stack of a thread, or ``""``.
-
-        Where it is in none, that of the calls which are `suspended`.
-        """
+        """Return the innermost line of a cell in a thread, or in `suspended` calls."""
         frame = frame_of_thread(thread)
         stack = [one for one, _ in traceback.walk_stack(frame)] if frame else []
         for one in chain(stack, reversed(suspended)):

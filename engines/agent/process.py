@@ -65,10 +65,7 @@ def give_children_their_signals() -> None:
 
 
 def end_child(error: BaseException | None) -> NoReturn:
-    """End a forked child that has left the cell, as Python ends after a program.
-
-    Else the child would go on as a second engine, on the connections of the first.
-    """
+    """End a forked child that has left the cell: else it goes on as a second engine."""
     status = 0 if error is None else 1
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(bool(error.code))

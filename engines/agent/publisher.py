@@ -107,10 +107,7 @@ class StatusPublisher:
             time.sleep(STEADY_INTERVAL if steady else MIN_INTERVAL)
 
     def _publish(self, now: float, last: Sequence[Record] | None = None) -> float:
-        """Publish to those whose turn it is; to all, with its `last` records, at once.
-
-        Return when it is the turn of the first of the others.
-        """
+        """Publish to those whose turn it is, `last` to all; return the next turn."""
         due = math.inf
         for msg_id, one in list(self.subscriptions.items()):
             if now > one.until:

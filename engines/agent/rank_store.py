@@ -16,10 +16,7 @@ TIMEOUT = 10.0
 
 
 class RankStore:
-    """The store in which the groups of the ranks meet; replaced when its host is lost.
-
-    `on_change` is called with each new store.
-    """
+    """The store in which the groups meet; replaced when its host is lost."""
 
     def __init__(self, on_change: Callable[[TCPStore], None]) -> None:
         #: The present one; ``None`` before the first request.

@@ -35,12 +35,7 @@ class _Reservation:
 
 
 class Reservations:
-    """The cells that this rank is reserved for, all of one client.
-
-    ``running()`` returns the number of the running cell, if it has one, and when it
-    began; ``None`` where none runs. ``on_change()`` is called when a client is to learn
-    that another one wants the rank.
-    """
+    """The cells that this rank is reserved for, all of one client."""
 
     def __init__(
         self,

@@ -46,12 +46,7 @@ def preload() -> None:
 
 
 def load(host: str | None) -> str:
-    """Import torch, which the agent watches, and set the cells' variables.
-
-    `host` is the address at which to open the store of torch's default group; ``None``
-    on the ranks that do not host it. Returns a `TorchAnswer` as JSON, since the
-    notebook gets the repr of the result.
-    """
+    """Import torch, set the cells' variables, and open the group's store on `host`."""
     global _hosted
     preload()
     import torch
@@ -87,11 +82,7 @@ def load(host: str | None) -> str:
 def init_group(
     backend: str, timeout: float | None, host: str, port: int, rank: int, size: int
 ) -> None:
-    """Make torch's default group over the store at `host` and `port`.
-
-    Where its backend is Rankscope, the rank's default group of Rankscope is there, and
-    says the timeout.
-    """
+    """Make torch's default group over the store at `host` and `port`."""
     import torch.distributed as dist
 
     default = world.default

@@ -174,11 +174,7 @@ def _row(parts: Sequence[Mapping[str, Any]]) -> BenchRow:
 def code_of(
     ranks: int, *, backends: Sequence[str], device: str | None, **wanted: Any
 ) -> str:
-    """Return the cell that measures what is `wanted`; see `agent.benchmark`.
-
-    The arguments are those of `Ranks.bench`. Raises `ValueError` for some that a group
-    of `ranks` ranks refuses.
-    """
+    """Return the cell that measures what is `wanted`; see `agent.benchmark`."""
     check_benchmark(ranks=ranks, **wanted)
     for name in backends:
         _check_backend(name, device)

@@ -71,12 +71,7 @@ class CellRunner:
         registry.subscribe(self._share)
 
     def run(self, execution: Execution, groups: Mapping[int, str]) -> None:
-        """Send a cell to its ranks.
-
-        `groups` is rank → the id of the group that ``group=None`` means there, where it
-        is not the default group. Raises `ClusterError` if the ranks run cells of
-        another client.
-        """
+        """Send a cell to its ranks; `groups`: rank → id, where it is not default."""
         with self._sending:
             if self._registry.owner is not None:
                 self._send_all(execution, groups)
@@ -111,10 +106,7 @@ class CellRunner:
             self._send(execution, self._registry.slots[rank], request, metadata)
 
     def _reserve(self, execution: Execution) -> None:
-        """Reserve all ranks of a cell; see `agent.reservations`.
-
-        A rank that cannot answer is left out: it decides when the cell begins there.
-        """
+        """Reserve ranks that can answer: the others decide when the cell begins."""
         key = execution.key
         wanted = requests.Reserve(key, self._registry.this_client, execution.cell)
         deadline = time.monotonic() + TURN

@@ -45,9 +45,6 @@ def install_agents(
     which describes it at once, also while a cell blocks the engine. `known` are
     descriptions by the identity of the engine, for those that are stopped, and for
     those that do not answer in time, as one that holds the GIL.
-
-    Raises `ClusterError` for an engine that cannot import this version of Rankscope,
-    has ended, or does not answer in time.
     """
     client, channel = registry.client, registry.channel
     uuids = private.engine_uuids(client)
@@ -116,10 +113,7 @@ def install_agents(
 def _first_done(
     client: ipyparallel.Client, requests: Sequence[Future[Any]]
 ) -> Future[Any] | None:
-    """Return the first request that was answered; drop those before it.
-
-    An engine answers in turn: what it got before would be answered by now.
-    """
+    """Return the first answered request; drop those before: answers come in turn."""
     for place, request in enumerate(requests):
         if request.done():
             for dropped in requests[:place]:
@@ -129,10 +123,7 @@ def _first_done(
 
 
 def _reach(registry: EngineRegistry, uuids: Mapping[int, str], deadline: float) -> None:
-    """Wait until a request has arrived at each of the engines.
-
-    An engine connects its control channel beside that of the cells.
-    """
+    """Wait until the control channels are there, beside those of the cells."""
     channel, missing = registry.channel, set(uuids)
     while missing:
         asked = {number: channel.post(uuids[number], GetHello()) for number in missing}

@@ -31,11 +31,7 @@ class Introspection:
     def complete(
         self, code: str, cursor: int, ranks: Iterable[int]
     ) -> dict[str, Any] | None:
-        """Return a ``complete_reply`` for the place `cursor` of a cell's `code`.
-
-        From the first of `ranks` that is idle; ``None`` if there is none, and if it
-        does not answer in `PATIENCE` seconds.
-        """
+        """Return the ``complete_reply`` of an idle rank; ``None``: none in time."""
         return self._call("complete", (code, cursor), ranks)
 
     def inspect(
@@ -51,11 +47,7 @@ class Introspection:
         return self._call("inspect", arguments, ranks)
 
     def names(self, ranks: Iterable[int]) -> dict[str, str]:
-        """Return the names that cells can use on any of `ranks`; see `GetNames`.
-
-        A rank answers also while a cell runs there. Of one that does not in
-        `NAMES_PATIENCE` seconds, the names are those that it answered last.
-        """
+        """Return the names that cells can use on `ranks`, as last known."""
         posted = self._registry.post(GetNames(), ranks)
         concurrent.futures.wait(posted.values(), NAMES_PATIENCE)
         self._names.update(Answers.of(posted).results)

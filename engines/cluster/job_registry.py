@@ -42,10 +42,7 @@ _NAMED = 3
 
 
 class JobRegistry(RankRegistry):
-    """The `size` ranks behind the channel of a job, which it owns: `store`.
-
-    `attends` is that of `PublishStatus`.
-    """
+    """The `size` ranks behind the channel of a job, which it owns: `store`."""
 
     def __init__(self, store: TCPStore, size: int, attends: bool = True) -> None:
         super().__init__()
@@ -110,10 +107,7 @@ class JobRegistry(RankRegistry):
         self._record_all(self.ask(self._wanted, timeout=timeout))
 
     def _is_of(self, slot: RankSlot, summary: Summary) -> bool:
-        """Note the process that has made the summary: it is the rank's.
-
-        One that replaces a dead process numbers its summaries anew.
-        """
+        """Note the process of the summary: one that replaces another counts anew."""
         if not slot.alive and slot.pid != summary.pid:
             slot.summary = NOTHING_REPORTED
             slot.death = slot.death_cause = None

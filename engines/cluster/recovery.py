@@ -55,11 +55,7 @@ def assign_all(
     report: Progress,
     hellos: Mapping[int, Hello] | None = None,
 ) -> None:
-    """Assign ranks to engines in the order of their job, and make the default group.
-
-    Where the registry has options of torch, that group is torch's. Without `hellos` the
-    engines get the agent first.
-    """
+    """Assign ranks to engines in the order of their job, and make the default group."""
     if hellos is None:
         hellos = install_agents(registry, engine_ids, deadline)
     for rank, number in enumerate(_in_order(hellos)):
@@ -83,11 +79,7 @@ def find_or_assign(
     *,
     assign: bool = True,
 ) -> None:
-    """Take over the ranks of a running cluster, or assign ranks to all its engines.
-
-    Engines that do not answer have the ranks of `known`, by their identities. Without
-    `assign` a cluster without ranks is refused.
-    """
+    """Take over the ranks of a running cluster, or `assign` ranks to its engines."""
     numbers = sorted(registry.client.ids)
     if not numbers:
         raise ClusterError("the cluster has no engines: start some, attach again")
@@ -109,11 +101,7 @@ def reassign(
     why: str,
     report: Progress,
 ) -> None:
-    """Give `ranks` fresh engines.
-
-    The fresh ranks get the groups `exported` by the others, aborted with the reason
-    `why` as on the others. Groups of torch they get when those are rebuilt.
-    """
+    """Give `ranks` fresh engines, with the groups `exported` by the others, aborted."""
     if registry.torch is not None:
         registry.torch = registry.torch.restarted()
     hellos = install_agents(registry, engine_ids, deadline)
@@ -131,11 +119,7 @@ def reassign(
 
 
 def _in_order(hellos: Mapping[int, Hello]) -> list[int]:
-    """Return the ids of engines in the order of their ranks.
-
-    That is the order of their job, where a launcher gave them ranks: the controller
-    numbers engines as they come, and may give the ids of ended engines again.
-    """
+    """Return engine ids in the order of their ranks: the controller may reuse ids."""
     return sorted(hellos, key=lambda one: (hellos[one]["job_rank"] or 0, one))
 
 
@@ -161,10 +145,7 @@ def _assign_ranks(registry: EngineRegistry, ranks: Sequence[int]) -> None:
 
 
 def _find_assigned(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> None:
-    """Take over the ranks that the agents report; one that none reports is dead.
-
-    `hellos` are by engine id.
-    """
+    """Take over the ranks that the agents report; one that none reports is dead."""
     registry.torch = None
     holders, size = _read_assignments(registry, hellos)
     for rank in range(size):
@@ -254,10 +235,7 @@ def _join_store(registry: EngineRegistry, ranks: Collection[int]) -> None:
 
 
 def _restore_store(registry: EngineRegistry, ranks: Iterable[int]) -> None:
-    """Connect those of `ranks` to the store that lost it.
-
-    A network that was down for half a minute ends the connections to the store.
-    """
+    """Connect those of `ranks` that lost the store, as a network outage has them do."""
     host = registry.store_host
     if host is None or not registry.slots[host].alive:
         _open_store(registry)
@@ -315,11 +293,7 @@ def _resume_groups(
     exported: ExportedGroups | None,
     reason: str,
 ) -> None:
-    """Make the groups of the other ranks on fresh `ranks`, aborted as on the others.
-
-    `exported` are the groups of the ranks that lived on; ``None``: there is none, and
-    the default group is made anew, unless it is torch's alone.
-    """
+    """Make the groups `exported` by the others on fresh `ranks`, aborted as there."""
     if exported is None:
         if registry.torch is None or registry.torch.over_rankscope:
             registry.ask(
@@ -335,10 +309,7 @@ def _resume_groups(
 def _import_groups(
     registry: EngineRegistry, ranks: Collection[int], exported: ExportedGroups
 ) -> bool:
-    """Make the groups of the other ranks on `ranks`, which have no default group.
-
-    Does nothing, and returns ``False``, where the others have none.
-    """
+    """Make the others' groups on `ranks`; return whether there is a default one."""
     found = {one["name"]: one for one in exported["groups"]}
     default = found.get("default")
     if default is None:
@@ -371,12 +342,7 @@ def _uses(group: Mapping[str, Any], backend: str) -> bool:
 
 
 def rebuild(registry: EngineRegistry, group: Groups | None) -> list[str]:
-    """Begin a new generation of groups; return sentences on what cannot use it.
-
-    `group` is as for `status.find_groups`; ``None``: all groups. Raises `ClusterError`
-    for no such group, and for dead or silent ranks of a group, before anything is
-    changed.
-    """
+    """Begin a new generation of groups; return sentences on what cannot use it."""
     back = min(_longest_silence(registry), RETURN_WAIT)
     answers = registry.ask(requests.GetSummary(), timeout=max(2.0, back))
     summaries = {rank: decode(one) for rank, one in answers.results.items()}
@@ -467,10 +433,7 @@ def _stale(
 def _check_alive(
     registry: EngineRegistry, answers: Answers, key: GroupKey, one_job: bool
 ) -> None:
-    """Raise `ClusterError` if a rank of the group is dead or does not answer.
-
-    `one_job`: single ranks cannot be started again, as in an MPI job.
-    """
+    """Raise `ClusterError` if a rank of the group is dead or does not answer."""
     name, ranks = key
     dead = [one for one in registry.slots if one.rank in ranks and not one.alive]
     if dead:

@@ -290,10 +290,7 @@ class EngineRegistry(RankRegistry):
         self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)
 
     def mark_dead(self, slot: RankSlot, death: str, cause: str | None = None) -> None:
-        """Record that the engine of a slot is gone; later calls do nothing.
-
-        `death` is a sentence that names the rank, `cause` the same without the rank.
-        """
+        """Record that the engine of a slot is gone; later calls do nothing."""
         with self._lock:
             if not slot.alive:
                 return
@@ -327,10 +324,7 @@ class EngineRegistry(RankRegistry):
                 self.channel.signal(known[number], signal.SIGKILL)
 
     def terminate(self, ranks: Iterable[int], why: str) -> None:
-        """End the engines of `ranks`: SIGTERM, then SIGKILL a second later.
-
-        The engines may be on any host; see `signal`.
-        """
+        """End the engines of `ranks`: SIGTERM, then SIGKILL a second later."""
         ending = [self.slots[rank] for rank in ranks if self.slots[rank].alive]
         for slot in ending:
             slot.end_reason = why

@@ -30,11 +30,7 @@ Progress = Callable[[str], None]
 def load(
     registry: EngineRegistry, ranks: Sequence[int], deadline: float, report: Progress
 ) -> dict[int, TorchAnswer]:
-    """Have the main threads of `ranks` import torch; return what they answer.
-
-    Raises `ClusterStartError` where torch is missing, or a rank is dead, or silent
-    until `deadline`; the error of the first rank that failed is part of the message.
-    """
+    """Have the main threads of `ranks` import torch; return what they answer."""
     report("importing torch")
     hosting = _store_host(registry, ranks)
     host = None if hosting is None else registry.address_of(hosting)
@@ -66,8 +62,6 @@ def init_group(
 
     Where they are fresh ranks among others, it is left to the rebuild of the groups,
     unless a group of Rankscope does its ops: that group they have.
-
-    Raises `ClusterStartError` as `load` does.
     """
     options = registry.torch
     assert options is not None
@@ -121,10 +115,7 @@ def _evaluate(
     step: str,
     deadline: float,
 ) -> dict[int, Any]:
-    """Return rank → the value of its call of `engines.agent.torch_ranks.FUNCTION`.
-
-    `calls` has the arguments of each rank.
-    """
+    """Return rank → the value of its call of `engines.agent.torch_ranks.FUNCTION`."""
     uuids = registry.uuids(calls)
     waiting = {
         private.evaluate(

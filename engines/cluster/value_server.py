@@ -29,11 +29,7 @@ _LOOK = 1.0
 
 
 class ValueServer:
-    """Waits for the ranks of one push or pull, and moves their values, on threads.
-
-    It listens at `address`, one of this host; `size` ranks take part. Each gets the
-    `frames`; where there are ``None``, the ranks send.
-    """
+    """Moves the values of one push (of `frames`) or pull with `size` ranks."""
 
     def __init__(
         self,

@@ -70,10 +70,7 @@ def pull(
     label: str = "",
     progress: Progress | None = None,
 ) -> dict[int, Any]:
-    """Return rank → value, or rank → {name: value} where `names` is a list.
-
-    Errors have `label` in the place of the name.
-    """
+    """Return rank → value, or rank → {name: value} where `names` is a list."""
     wanted = [names] if isinstance(names, str) else list(names)
     what = f"pull of {label or ', '.join(wanted)}"
     received = dict[int, list[Any]]()

@@ -210,10 +210,7 @@ class Announcement:
         return f"ended by {file.notebook} for a restart"
 
     def end(self, reason: str) -> None:
-        """Delete the file; with a `reason` leave it, for the notebook that is told.
-
-        Another notebook that uses the cluster is told in any case.
-        """
+        """Delete the file; with a reason leave it, for a notebook that is told."""
         file = self._read()
         if file is None:
             return
@@ -251,10 +248,7 @@ def cluster_files() -> list[ClusterFile]:
 
 
 def file_of_job(number: str) -> ClusterFile:
-    """Return the file of the cluster whose ranks are in a job of Slurm.
-
-    Raises `ClusterError` where no file of this user names the job.
-    """
+    """Return the file of the cluster whose ranks are in a job of Slurm."""
     jobs = {one.job: one for one in reversed(cluster_files()) if one.job}
     if number not in jobs:
         there = f"; there are ranks in {', '.join(sorted(jobs))}" if jobs else ""
@@ -267,10 +261,7 @@ def file_of_job(number: str) -> ClusterFile:
 
 
 def job_of(cluster_id: str, profile: str) -> str:
-    """Return the number of the job of Slurm that a cluster's ranks are in, or nothing.
-
-    On whichever host it was noted.
-    """
+    """Return the number of the job of Slurm that a cluster is in, or nothing."""
     noted = (one.job for one in _on_all_hosts(cluster_id, profile))
     return next(filter(None, noted), "")
 

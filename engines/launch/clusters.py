@@ -79,16 +79,7 @@ def prepare(
     lost_after: float = LOST_AFTER,
     hosts: Hosts | None = None,
 ) -> Launched:
-    """Make a cluster that is not started yet.
-
-    `engines` is a launcher's name or `HOSTS`, `profile` an IPython profile,
-    `cluster_id` by default a new one. The cluster ends with this process, unless it is
-    ready and to `keep`. An engine that is silent for `lost_after` seconds is given up,
-    unless its process is one of this machine, or the process that leads to it. `hosts`
-    are those of `HOSTS`, or on which ``mpi`` is to start them; by default this one.
-
-    Raises `ClusterStartError` for a launcher that is not there.
-    """
+    """Make a cluster, not started yet: it ends with this process, or is to `keep`."""
     # Those of killed notebooks are deleted, with all that they have left.
     cluster_files()
     launched = _make(engines, profile, cluster_id, keep)
@@ -202,10 +193,7 @@ def _can_fork(cluster: ipyparallel.Cluster) -> bool:
 
 
 def _runs(cluster_file: Path) -> bool:
-    """Whether the cluster that ipyparallel describes in a file still runs.
-
-    Another cluster with the same id would overwrite its files.
-    """
+    """Whether the cluster of a file runs: another with its id would overwrite it."""
     if not cluster_file.is_file():
         return False
     controller = json.loads(cluster_file.read_text()).get("controller", {})
@@ -345,9 +333,6 @@ def _configure_mpi(
     cluster: ipyparallel.Cluster, hosts: Hosts | None, owner: int
 ) -> None:
     """Find mpiexec, and set what Open MPI needs to run and to survive a death.
-
-    With `hosts` its ranks are on these, which it reaches by ssh. They end with the
-    process `owner`, unless that is 0, and with them what they have started.
 
     Open MPI puts its session files into a folder of the cluster: a killed mpiexec
     leaves them, and a later one that gets its pid does not start. Settings of the

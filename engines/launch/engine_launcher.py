@@ -45,10 +45,7 @@ class ForkedEngineLauncher(LocalEngineLauncher):  # type: ignore[misc]
     def ended(
         self, exit_code: int | None, output: str = "", why: str | None = None
     ) -> None:
-        """Report the end of the engine, with the last lines that it has printed.
-
-        And `why`, where there is no exit code.
-        """
+        """Report the end of the engine: its last lines; `why`, without a code."""
         # That of an engine with a log file is read there.
         self._output = output or None
         if self._hosts.job is None or self._hosts.closing:

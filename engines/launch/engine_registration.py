@@ -27,13 +27,7 @@ def wait_for_engines(
     progress: Callable[[str], None],
     before: Iterable[int] = (),
 ) -> None:
-    """Wait until the `n` engines of the set `started` are registered.
-
-    `before` are those that the client knew already.
-
-    Raises `ClusterStartError`, with the last lines of the logs, at the `deadline` of
-    ``time.monotonic()``, or sooner when an engine or the controller has ended.
-    """
+    """Wait until the `n` engines of the set `started` are registered."""
     known = set(before)
     here: set[int] = set()
     registered = threading.Event()

@@ -19,10 +19,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 def folder_error(error: BaseException, profile: str = "") -> ClusterStartError | None:
-    """Return the error for a folder that takes no files; ``None`` for other errors.
-
-    One that names no file is of the files in `profile`.
-    """
+    """Return the error for a folder that takes no files; ``None`` for other errors."""
     if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
         return None
     file = error.filename2 or error.filename
@@ -36,11 +33,7 @@ def folder_error(error: BaseException, profile: str = "") -> ClusterStartError |
 
 
 def session_folder(cluster_id: str) -> Path:
-    """Return the folder for the session files of Open MPI's mpiexec; it may not exist.
-
-    Not in the profile, which may lie on a network file system: memory that the ranks
-    share is mapped from it.
-    """
+    """Return mpiexec's session folder: not in the profile, maybe on a network."""
     return Path(tempfile.gettempdir(), f"rankscope-mpi-{os.getuid()}-{cluster_id}")
 
 

@@ -28,11 +28,7 @@ class Forked(Protocol):
 
 
 class ForkServer(LeashedProcess):
-    """A process that forks engines, which end with it.
-
-    `command` runs `MODULE`: with this Python, or by ssh or srun with that of another
-    host. The other arguments are those of the base class.
-    """
+    """A process that forks engines, which end with it."""
 
     def __init__(
         self,
@@ -53,11 +49,7 @@ class ForkServer(LeashedProcess):
         torch: bool = False,
         stay: float | None = None,
     ) -> None:
-        """Fork an engine for each launcher, with what the server is to know of it.
-
-        With `torch` it imports that for all. It is to `stay` for so many seconds
-        without an engine or a message; ``None``: it ends with its last engine.
-        """
+        """Fork an engine for each launcher, with what the server is to know of it."""
         # Until then it may be importing, or its ssh connecting.
         self.listens = True
         message = {

@@ -27,8 +27,6 @@ def parse_hosts(given: HostSpec) -> dict[str, int]:
 
     `given` is as ``a:4,b:4``; a host without a number has one rank. Of a hostfile each
     line names a host: ``a:4``, ``a slots=4`` or ``a 4``, with ``#`` before a comment.
-
-    Raises `ValueError` saying what is wrong.
     """
     if isinstance(given, Mapping):
         return _checked(given.items())
@@ -105,10 +103,7 @@ def joined_names(names: Sequence[str]) -> str:
 
 @lru_cache
 def is_here(name: str) -> bool:
-    """Return whether a name or address is that of this host, which needs no ssh.
-
-    The first call for a name may wait for a resolver.
-    """
+    """Return whether a name or address is that of this host, which needs no ssh."""
     if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
     try:

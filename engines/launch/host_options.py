@@ -27,11 +27,7 @@ def hosts_for(
     interface: str | None,
     lost_after: float,
 ) -> Hosts | None:
-    """Return the hosts that the options of a cluster name; ``None``: this one alone.
-
-    Raises `ValueError` for `hosts` and `slurm` that cannot be, and `ClusterError` for
-    what does not go with them.
-    """
+    """Return the hosts that the options of a cluster name; ``None``: this one alone."""
     if hosts is None and slurm is False:
         for name, value in (("remote_python", remote_python), ("interface", interface)):
             if value is not None:
@@ -77,10 +73,7 @@ def hosts_for(
 
 
 def kept_hosts(record: Mapping[str, Any]) -> Hosts:
-    """Return the hosts of a cluster that another process has started and kept.
-
-    `record` is what `Hosts.record` returned there.
-    """
+    """Return the hosts of a cluster that another process has started and kept."""
     found: Hosts
     if "local" in record:
         found = LocalHost(record["local"], record["by_command"])

@@ -54,9 +54,6 @@ class Hosts:
 
     All ranks are started by one, and end with it: as it ends with its stdin, which this
     process holds, nothing of them is left wherever this process is killed.
-
-    `ranks` is the number of ranks by host. `python` (`remote_python`), `interface` and
-    `lost_after` are as for `Cluster`.
     """
 
     #: Whether this is `LocalHost`.
@@ -101,10 +98,7 @@ class Hosts:
         """Wait until the hosts are there for us, as long as a scheduler takes."""
 
     def command(self, name: str) -> list[str]:
-        """Return the command that runs a fork server on the host `name`.
-
-        Raises `ClusterStartError` if there is none.
-        """
+        """Return the command that runs a fork server on the host `name`."""
         raise NotImplementedError
 
     def probe(self, name: str) -> list[str]:
@@ -136,10 +130,7 @@ class Hosts:
         raise NotImplementedError
 
     async def connect(self, name: str) -> dict[str, Any]:
-        """Start the fork server of a host; return what it says of the host.
-
-        Raises `ClusterStartError` that says what to do.
-        """
+        """Start the fork server of a host; return what it says of the host."""
         server = self.servers[name] = self._start_server(name)
         try:
             answer = await server.reply()
@@ -217,10 +208,7 @@ class Hosts:
         return self.route_to(others[0]) if others else "127.0.0.1"
 
     async def check_reach(self, address: str, port: int) -> None:
-        """Raise `ClusterStartError` if a host cannot connect to the others or to here.
-
-        The controller listens at `address` and `port`; ranks listen at free ports.
-        """
+        """Raise `ClusterStartError` if a host cannot connect to others or here."""
         names = [name for name, one in self.servers.items() if one.is_open]
         answers = await self._ask(names, {"listen": address})
         targets = {name: answer["at"] for name, answer in answers.items()}
@@ -268,10 +256,7 @@ class Hosts:
             raise ClusterStartError(f"{name}: {error}") from None
 
     async def give_up_unreachable(self) -> None:
-        """End the connection to each host that cannot be reached any more.
-
-        While ranks start, which ends then: TCP itself would wait for longer.
-        """
+        """End connections to hosts out of reach, at a start: TCP waits longer."""
         while True:
             await asyncio.sleep(_LOOK)
             there = [name for name, one in self.servers.items() if one.is_open]
@@ -319,10 +304,7 @@ class Hosts:
             launcher.ended(None, why=why)
 
     def keep(self, controller: int | None) -> None:
-        """Have the ranks end with the process `controller` of this host.
-
-        ``None``: with this process again.
-        """
+        """Have the ranks end with the process `controller`; ``None``: with this one."""
         for process in self._leashed():
             process.keep(controller)
 
@@ -377,11 +359,7 @@ class Hosts:
 
 
 def compare(hosts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return what keeps hosts from working together, and other differences.
-
-    `hosts` is what `describe` of the fork server returned, by the names that a person
-    gave them.
-    """
+    """Return what keeps hosts from working together, and other differences."""
     errors: list[str] = []
     names: dict[str, str] = {}
     for given, host in hosts.items():

@@ -39,11 +39,7 @@ HEARD = 5.0
 
 
 def hold(controller: int, word: bytes = HELD) -> int | None:
-    """Hold a controller until the descriptor that is returned is closed.
-
-    It is a pipe to the stdin of that process; see `controller_main`. ``None``: it has
-    ended.
-    """
+    """Hold a controller by its stdin until the result is closed; ``None``: it ended."""
     with contextlib.suppress(OSError):
         held = os.open(f"/proc/{controller}/fd/0", os.O_WRONLY | os.O_CLOEXEC)
         os.write(held, word)

@@ -119,10 +119,7 @@ class Launched(LaunchedProcesses):
             raise
 
     def reserve(self, progress: Callable[[str], None]) -> None:
-        """Wait for the nodes of a job of Slurm, as long as that takes.
-
-        To be called before `start`.
-        """
+        """Wait for the nodes of a job of Slurm, as long as that takes."""
         if self.hosts is None or self.hosts.job is None:
             return
         job = self.hosts.job
@@ -139,13 +136,7 @@ class Launched(LaunchedProcesses):
     def start(
         self, n: int | None, timeout: float, progress: Callable[[str], None]
     ) -> ipyparallel.Client:
-        """Start the controller and `n` engines; return a client of them.
-
-        Without `n` as many as the hosts have.
-
-        Raises `ClusterStartError` with the last log lines if it does not come
-        up within `timeout` seconds, or sooner when a process of it has ended.
-        """
+        """Start the controller and `n` engines (or the hosts'); return a client."""
         with self.until_started:
             if self.hosts is not None and not self.hosts.is_local:
                 looks = asyncio.run_coroutine_threadsafe(

@@ -36,10 +36,7 @@ OnEngineExit = Callable[[int, int | None, str | None, str | None], None]
 
 
 class LaunchedProcesses:
-    """The processes that the launchers of a `cluster` have started.
-
-    `loop` is the event loop that the launchers report to, on a thread of its own.
-    """
+    """The processes that the launchers of a `cluster` have started."""
 
     cluster: ipyparallel.Cluster
 
@@ -56,11 +53,7 @@ class LaunchedProcesses:
         self._adopted: list[psutil.Process] = []
 
     def watch(self, on_exit: OnEngineExit, on_controller_exit: OnExit) -> None:
-        """Call ``on_exit(pid, exit_code, host, why)`` when an engine ends.
-
-        Of an engine with a launcher of its own. The callback runs on this object's
-        thread. Call `watch` again after engines were added.
-        """
+        """Call ``on_exit`` when an engine ends; call again when some were added."""
         self._on_exit = on_exit
 
         def watch() -> None:
@@ -103,10 +96,7 @@ class LaunchedProcesses:
         ]
 
     def fork_servers(self) -> list[psutil.Process]:
-        """The processes that the engines were forked from; some may have ended.
-
-        Of another host it is the ssh or srun to it; where it is kept its keeper.
-        """
+        """The processes that engines were forked from, or that lead to them."""
         return [] if self.hosts is None else self.hosts.processes()
 
     def _launchers(self) -> list[Any]:
@@ -150,10 +140,7 @@ class LaunchedProcesses:
         return launcher is not None
 
     def kill_engines(self, but: Iterable[tuple[int, str]]) -> bool:
-        """Send SIGKILL to the engines, except those of the pids and hosts `but`.
-
-        Returns whether the engines have a launcher each.
-        """
+        """Kill the engines, `but` some; return whether each has a launcher."""
         launchers = self._engine_launchers()
         spared = [self._launcher_of(*one) for one in but]
         for launcher in launchers:

@@ -45,11 +45,7 @@ def _reap_released() -> None:
 
 
 def of_this_process(pipe: IO[bytes]) -> IO[bytes]:
-    """Return a `pipe` that a process forked from this one does not get.
-
-    As one of multiprocessing: it may outlive this process, and what ends with the pipe
-    with it.
-    """
+    """Return a `pipe` that forked processes, which may outlive this one, do not get."""
     _of_this_process.add(pipe)
     return pipe
 
@@ -190,10 +186,7 @@ class LeashedProcess:
         return f"\n--- its last output\n{self.last_output}" if self.last_output else ""
 
     def keep(self, controller: int | None) -> None:
-        """Have it end with the process `controller` of this host, not with this one.
-
-        ``None``: with this one again.
-        """
+        """Have it end with the process `controller`; ``None``: with this one."""
         self.send({"keep": controller})
 
     def release(self) -> None:
@@ -217,10 +210,7 @@ class LeashedProcess:
             self._stdin.close()
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """End the process.
-
-        On the loop's thread, or with the loop stopped.
-        """
+        """End the process; on the loop's thread, or with the loop stopped."""
         if not (self._stdout.closed or self.listens):
             self._popen.terminate()
         self._close(timeout)

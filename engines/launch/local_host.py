@@ -15,10 +15,7 @@ __all__ = ["LocalHost"]
 
 
 class LocalHost(Hosts):
-    """This host, with `n` ranks; see `Hosts.by_command`.
-
-    Each start has a fork server: it imports, and reads the environment, anew.
-    """
+    """This host, with `n` ranks; each start has a fork server, which imports anew."""
 
     is_local = True
 

@@ -110,10 +110,7 @@ def check_capacity(n: int) -> None:
 
 
 def check_room(n: int, cores: int, free: int, where: str) -> None:
-    """Raise `ClusterStartError` if `n` more ranks are too many for a host.
-
-    It has so many cores, and so many bytes of memory that are free.
-    """
+    """Raise `ClusterStartError` if `n` more ranks are too many for a host."""
     per_core, memory = n / cores, n * MEMORY_PER_RANK
     reasons = []
     if per_core > RANKS_PER_CORE:

@@ -44,10 +44,7 @@ def printed(*command: str, timeout: float, env: Mapping[str, str] | None = None)
 
 
 def is_stopped(pid: int, host: str | None = None) -> bool:
-    """Return whether a process of `host`, by default this one, is stopped.
-
-    Of one of another host it is not known.
-    """
+    """Return whether a process of `host`, by default this one, is stopped."""
     return host in (None, socket.gethostname()) and process_end.is_stopped(pid)
 
 

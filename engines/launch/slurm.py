@@ -131,8 +131,6 @@ def submission(options: str) -> list[str]:
     """Return the command that submits a job, with `options` as for ``salloc``.
 
     The job ends with the command, and the command with its stdin.
-
-    Raises `ValueError` for what is not to be given to it.
     """
     words = shlex.split(options)
     for before, word in zip(["", *words], words, strict=False):

@@ -25,8 +25,6 @@ def place(
     `n` ranks in blocks, as Slurm places tasks; without it as many as the job has
     `tasks`, if a person asked for more than one on each node; else one for each of the
     `gpus` of a node, and one where it has none.
-
-    Raises `ClusterStartError` for fewer ranks than nodes.
     """
     if n is None and tasks is not None and tasks > len(gpus):
         n = tasks
@@ -41,11 +39,7 @@ def place(
 
 
 class SlurmHosts(Hosts):
-    """The nodes of a `job`, each with an srun of its own; known once it is allocated.
-
-    There are `n` ranks, by default what the job was asked for: see `place`. The other
-    arguments are those of `Hosts`.
-    """
+    """The nodes of a `job`, each with an srun; known once it is allocated."""
 
     def __init__(
         self,

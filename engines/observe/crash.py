@@ -40,10 +40,7 @@ _UNLIKE = (
 
 
 def causes_of_crash(registry: RankRegistry, slot: RankSlot) -> list[Verdict]:
-    """Return how the op that a dead rank was in differs from that of the others.
-
-    ``[]`` where nothing is known to differ.
-    """
+    """Return how the op that a dead rank was in differs from that of the others."""
     last = _last_ops(slot)
     others = {rank for group, _ in last for rank in group.ranks} - {slot.rank}
     if not others:
@@ -66,10 +63,7 @@ def causes_of_crash(registry: RankRegistry, slot: RankSlot) -> list[Verdict]:
 
 
 def differences_between(statuses: Mapping[int, GroupStatus]) -> list[Verdict]:
-    """Return how the op of a group differs between its ranks, in which it was aborted.
-
-    `statuses` are those of its ranks; ``[]`` where they are not all in one op.
-    """
+    """Return how the op in which a group was aborted differs between its ranks."""
     ops = {rank: group.started for rank, group in statuses.items()}
     group = next(iter(statuses.values()), None)
     if group is None or ops.keys() != set(group.ranks):

@@ -178,10 +178,7 @@ def diagnose_confirmed(
 def past_faults(
     status: ClusterStatus, records: FlightRecords
 ) -> tuple[list[Verdict], dict[GroupKey, str]]:
-    """Return what differed in completed ops, and the last ops that failed, by group.
-
-    See `completed_unlike` and `failed_last`.
-    """
+    """Return what differed in completed ops, and the last ops that failed, by group."""
     views = {
         rank: RankView(rank, records=dump["records"])
         for rank, dump in records.dumps.items()
@@ -193,10 +190,7 @@ def past_faults(
 def explain(
     cluster: Diagnosable, groups: Collection[GroupKey] | None = None
 ) -> list[Verdict]:
-    """Return why ops of `groups` (``None``: all) hang, for the error that ends them.
-
-    One diagnosis has to do: the ops are about to be aborted.
-    """
+    """Return why ops of `groups` (``None``: all) hang, for the error that ends them."""
     found = diagnose_once(cluster, REQUESTED_STALL)
     return found if groups is None else on_groups(found, groups)
 

@@ -52,11 +52,7 @@ def take(
     since_ns: int = 0,
     timeout: float = TIMEOUT,
 ) -> FlightRecords:
-    """Fetch the newest records of the ranks into `lateness`; return them.
-
-    Ops that a rank entered before `since_ns`, on the clock of this process, are left
-    out.
-    """
+    """Fetch the newest records of the ranks into `lateness`; return them."""
     status = cluster.glance()
     ranks = responding(status.ranks)
     if not ranks:

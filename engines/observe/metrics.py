@@ -141,11 +141,7 @@ class ClusterCollector(Collector):
 
 
 class MetricsServer:
-    """Serves the metrics of `cluster` at a port of this host, until `close`.
-
-    `spans` hear of the hangs, and end with it. Raises `ClusterError` where nothing can
-    be served at the port.
-    """
+    """Serves the metrics of `cluster` at a port of this host, until `close`."""
 
     def __init__(
         self, cluster: ObservedRanks, port: int, spans: Spans | None = None

@@ -32,11 +32,7 @@ Ask = Callable[[int], NcclReport | None]
 def account_of_group(
     group: GroupKey, status: ClusterStatus, ask: Ask, seconds: float
 ) -> str:
-    """Return a sentence about the communicators of `group`; empty if there is none.
-
-    ``ask(rank)`` returns the report that a rank can have, ``None`` if the rank does not
-    answer. One that is under way is awaited for `seconds`.
-    """
+    """Return a sentence about the communicators of `group`; empty if there is none."""
     members = [status.ranks[rank] for rank in group.ranks]
     users = [
         one.rank

@@ -38,12 +38,7 @@ class RankRegistry:
         ranks: Iterable[int] | None = None,
         timeout: float = 2.0,
     ) -> Answers[A]:
-        """Send a request to the living of `ranks`; wait for the answers.
-
-        It is one for all, or a function of the rank. A rank that does not answer within
-        `timeout` seconds (see `wait_for_answers`), or whose handler raises, is in the
-        ``errors``.
-        """
+        """Send a request, one for all or one each, to the living of `ranks`."""
         if threading.current_thread() is self._receiver:
             raise RuntimeError("the I/O thread cannot wait for answers")
         slots = {slot.rank: slot for slot in self._living(ranks)}

@@ -173,10 +173,7 @@ def describe_exit(exit_code: int | None) -> str:
 def note_gpus(
     slots: Sequence[RankSlot], answers: Mapping[int, GpuAnswer | TorchAnswer]
 ) -> list[str]:
-    """Note the GPUs of the ranks of `answers`; return advice on those that are shared.
-
-    GPUs are compared by UUID: some launchers show each rank one GPU, as device 0.
-    """
+    """Note the ranks' GPUs, by UUID: each rank may see one GPU alone; return advice."""
     for rank, answer in answers.items():
         # A rank of torch has cupy's answer before; torch alone may know the GPU.
         slots[rank].gpu_uuid = answer["uuid"] or slots[rank].gpu_uuid
@@ -199,10 +196,7 @@ def note_gpus(
 def environment(
     slots: Sequence[RankSlot], gpus: Gpus, torch: TorchOptions | None = None
 ) -> dict[int, dict[str, str]]:
-    """Return rank → the variables that other frameworks read, such as ``RANK``.
-
-    With `torch` they are all that torchrun sets.
-    """
+    """Return rank → the variables that other frameworks read, such as ``RANK``."""
     hosts: dict[str, list[int]] = {}
     for slot in slots:
         hosts.setdefault(slot.host, []).append(slot.rank)
@@ -228,10 +222,7 @@ def environment(
 
 
 def check_ranks(ranks: Iterable[int] | int | None, size: int) -> list[int]:
-    """Return `ranks` (``None``: all) as a sorted list without repeats.
-
-    Raises `ClusterError` for an empty list and for a rank that does not exist.
-    """
+    """Return `ranks` (``None``: all) as a sorted list without repeats."""
     if ranks is None:
         return list(range(size))
     chosen = [ranks] if isinstance(ranks, int) else list(ranks)

@@ -146,10 +146,7 @@ def cause_of(before: Sample | None, after: Sample | None) -> Cause | None:
 def cause_elsewhere(
     one: RankStatus, ranks: Iterable[RankStatus], responding: Container[int]
 ) -> Cause | None:
-    """Return why an engine of another host is silent; ``None`` for one of this host.
-
-    `responding` are those of `ranks` that answer.
-    """
+    """Return why an engine of another host is silent; ``None`` for one of this host."""
     if one.host == socket.gethostname():
         return None
     there = (other for other in ranks if other.host == one.host)
@@ -170,10 +167,7 @@ def of_hosts(
 def describe(
     cause: Cause | None, rank: int, pid: int, host: str, script: bool = False
 ) -> str:
-    """Return the cause as a clause with what to do; empty if it is not certain.
-
-    The rank of a `script` is no engine, which a notebook could replace.
-    """
+    """Return the cause as a clause with what to do; empty if it is not certain."""
     replace = (
         f"kill -9 {pid} ends it, and torchrun starts the ranks again, if it may "
         "(--max-restarts)"

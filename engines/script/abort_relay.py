@@ -48,10 +48,7 @@ class AbortRelay:
             aborting.before_abort.remove(self._tell)
 
     def _tell(self, group: Any) -> None:
-        """Tell the other ranks that `group` is aborted, on a thread: it may not block.
-
-        Nothing is told of an abort that another rank has told.
-        """
+        """Tell the other ranks, on a thread, of an abort, unless one of them has."""
         keys = (
             one.key
             for one in self._torch.groups()

@@ -66,10 +66,6 @@ class Launcher:
     """`size` ranks of `script`; a rank that fails is started again up to `restarts`
     times. Then it is lost: the others go on if at least `least` ranks are left, and are
     ended if not.
-
-    `port` is ``MASTER_PORT``, 0 for a free one. `log_folder` gets a file for each rank.
-
-    Raises `OSError` where the port or the folder cannot be used.
     """
 
     def __init__(
@@ -230,10 +226,7 @@ class Launcher:
             )
 
     def _tell_stopped(self) -> None:
-        """Say which ranks are stopped, and again after twice as long each time.
-
-        The others may wait for one for ever. It is a person's to continue.
-        """
+        """Say which ranks are stopped, and again after twice as long each time."""
         now = time.monotonic()
         for rank, process in self._ranks.items():
             if not is_stopped(process.pid):
@@ -298,10 +291,7 @@ class Launcher:
         return _status(-signum)
 
     def _end_ranks(self, signum: int) -> None:
-        """Send the ranks a signal; kill those that have not ended after `GRACE`.
-
-        A further signal to the launcher kills them at once.
-        """
+        """Send the ranks a signal; kill them after `GRACE`, or at a further signal."""
         for one in self._ranks.values():
             one.send_signal(signum)
         deadline = time.monotonic() + GRACE

@@ -23,12 +23,7 @@ def why_not() -> str:
 
 
 def serve_metrics(address: str, port: int) -> subprocess.Popen[bytes]:
-    """Serve the metrics of the job at `address` at `port`, until it is killed.
-
-    It finds the job by its file, and says at the standard error where the metrics are,
-    or why they are not. It ends by itself where this process is killed, and has nothing
-    to finish.
-    """
+    """Serve the metrics of the job at `address` at `port`, until it is killed."""
     return subprocess.Popen(
         [sys.executable, "-m", "rankscope", "metrics", address, "-p", str(port)],
         stdin=subprocess.DEVNULL,

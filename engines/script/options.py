@@ -38,12 +38,7 @@ class JobOptions:
         metrics: int | None = None,
         env: Mapping[str, str] = os.environ,
     ) -> JobOptions:
-        """Return the options given, or else those of the environment.
-
-        ``RANKSCOPE_HOST``, ``RANKSCOPE_PORT``, ``RANKSCOPE_ALLOW_ABORT`` and
-        ``RANKSCOPE_METRICS``. Raises `ValueError` for a port that is none, for an
-        address that is no host's, and for metrics without prometheus_client.
-        """
+        """Return the options given, or else those of the environment."""
         port = _port("port", port, env) or 0
         metrics = _port("metrics", metrics, env)
         if metrics is not None and (why := why_not()):

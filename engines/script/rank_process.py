@@ -145,10 +145,7 @@ class RankProcess:
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Kill what is left of the process and its children, and reap it.
-
-        Later calls do nothing: the pid may be that of others.
-        """
+        """Kill and reap what is left of the process, once: the pid may go to others."""
         if self._process.returncode is not None:
             return
         self.send_signal(signal.SIGKILL)

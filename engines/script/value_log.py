@@ -30,10 +30,7 @@ _END_WAIT = 2.0
 
 
 class Values:
-    """The values of this rank; `rankscope.torch.watch` has their names.
-
-    `after` is how many seconds an op has to be in flight to count as a stall.
-    """
+    """The values of this rank; `rankscope.torch.watch` has their names."""
 
     def __init__(self, after: float = AFTER) -> None:
         self._after = after
@@ -44,10 +41,7 @@ class Values:
         self._aborts: dict[str, int] = {}
 
     def look(self, groups: Sequence[GroupStatus]) -> dict[str, float]:
-        """Return names and values, those of all groups together, since the last look.
-
-        What a group with ops does not know has no name.
-        """
+        """Return names and values since the last look, as far as all know them."""
         found: dict[str, float] = {"in_flight": 0, "oldest_seconds": 0.0}
         unknown = set[str]()
         seen, hung = dict[tuple[str, int], dict[str, float]](), set()
@@ -90,10 +84,7 @@ def _counted(group: GroupStatus) -> dict[str, float]:
 
 
 class ValueLog:
-    """Calls `log` every `every` seconds on a thread of its own, until the script ends.
-
-    Where it raises, the error is logged, and it is not called again.
-    """
+    """Calls `log` every `every` s on a thread, until the script ends, or it raises."""
 
     def __init__(self, log: Log, every: float, after: float = AFTER) -> None:
         self._call, self._every = log, every

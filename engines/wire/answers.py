@@ -64,10 +64,7 @@ class Answers(Generic[A]):
         timeout: float,
         give_up: Callable[[int, Future[Any]], str | None],
     ) -> Answers[Any]:
-        """Wait for answers; call ``give_up(rank, future)`` for those that are late.
-
-        It may return what there is to say of the rank's place.
-        """
+        """Wait for answers; ``give_up(rank, future)`` may say where a late one is."""
         allowed = wait_for_answers(futures.values(), timeout)
         found = cls.of(futures)
         for rank in futures.keys() - found.results.keys() - found.errors.keys():

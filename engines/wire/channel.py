@@ -15,11 +15,7 @@ __all__ = ["ControlChannel"]
 
 
 class ControlChannel:
-    """Requests to the agents, served while the engines' main threads are blocked.
-
-    Usable from any thread, also while the main thread of the notebook's kernel is
-    blocked.
-    """
+    """Requests to the agents, from any thread, while the main threads are blocked."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -48,10 +44,7 @@ class ControlChannel:
         self._forget(uuid, future)
 
     def signal(self, uuid: str, signum: int) -> Future[Any]:
-        """Send a signal to an engine, through its nanny.
-
-        The agent serves the request where the engine has no nanny.
-        """
+        """Send a signal to an engine by its nanny, or its agent where it has none."""
         return private.send(
             self._client, "control", "signal_request", {"sig": int(signum)}, uuid
         )
@@ -65,10 +58,7 @@ class ControlChannel:
                 future.set_exception(ClusterError(why))
 
     def close(self, why: str) -> None:
-        """Fail the requests to all engines: the client is closed.
-
-        Who waits for an answer, on any thread, would do so for all of its timeout.
-        """
+        """Fail all requests: who waits would do so for all of its timeout."""
         with self._lock:
             self._closed_because = why
             uuids = list(self._pending)

@@ -18,12 +18,7 @@ _MOST = 1024
 
 
 def parse_devices(devices: str | int | Iterable[int]) -> tuple[int, ...]:
-    """Return the numbers of the GPUs that `devices` names, in its order.
-
-    A text such as ``"0,2-3"``, or one or several numbers; no number at all means all
-    GPUs, ``()``. Raises `ValueError` for what is not the number of a GPU, and for a GPU
-    that is named twice.
-    """
+    """Return the GPUs that `devices` names, as ``"0,2-3"`` or numbers; ``()``: all."""
     if not isinstance(devices, str):
         numbers = devices if isinstance(devices, Iterable) else [devices]
         devices = ",".join(map(str, numbers))

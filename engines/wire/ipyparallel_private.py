@@ -176,10 +176,7 @@ def probe(client: Any, uuid: str) -> Future[Any]:
 
 
 def evaluate(client: Any, uuid: str, expression: str) -> Future[Any]:
-    """Evaluate `expression` on the engine's main thread; see `evaluated`.
-
-    An expression leaves nothing in the user's namespace.
-    """
+    """Evaluate `expression` on the engine's main thread; see `evaluated`."""
     return _execute(client, uuid, {"value": expression})
 
 
@@ -249,11 +246,7 @@ def finish_output(future: Any) -> None:
 
 
 def evaluated(reply: Any) -> Any:
-    """Return the value out of what the client makes of a reply to `evaluate`.
-
-    The value travels as its repr. Raises `EvaluationError` with the name and the
-    message of the error that the expression raised.
-    """
+    """Return the value out of what the client makes of a reply to `evaluate`."""
     answer = reply._content["user_expressions"]["value"]
     if answer["status"] != "ok":
         raise EvaluationError(f"{answer['ename']}: {answer['evalue']}")
@@ -261,10 +254,7 @@ def evaluated(reply: Any) -> Any:
 
 
 def call_of(module: str, function: str, *arguments: Any) -> str:
-    """Return the expression to `evaluate` that calls a function in `engines.agent`.
-
-    The `arguments` are passed by their repr.
-    """
+    """Return the expression to `evaluate` that calls a function in `engines.agent`."""
     given = ", ".join(map(repr, arguments))
     path = f"rankscope.engines.agent.{module}"
     return f"__import__({path!r}, fromlist=[{function!r}]).{function}({given})"
@@ -352,10 +342,7 @@ def _query(
 
 
 def stop_waiting(launchers: Iterable[Any]) -> None:
-    """End the threads in which local launchers wait for their processes.
-
-    Each looks once in `poll_seconds` whether it is to end.
-    """
+    """End the threads in which local launchers wait for their processes."""
     threads = []
     for one in launchers:
         if not isinstance(one, LocalProcessLauncher) or one._wait_thread is None:
@@ -485,10 +472,7 @@ SEND_PARAMETERS = (
 def missing(
     tables: Sequence[Mapping[str, Sequence[str]]] = (PRIVATE_NAMES, UNDOCUMENTED_NAMES),
 ) -> list[str]:
-    """Return the names of `tables` that the installed packages lack.
-
-    As ``Class.name``, ``Class._send(parameter=)`` or ``module:class``.
-    """
+    """Return the names of `tables` that the installed packages lack."""
     lacks = []
     for table in tables:
         for path, names in table.items():

@@ -53,19 +53,12 @@ class JobFile(RuntimeFile):
 
 
 def is_out_of_reach(address: str, node: str) -> bool:
-    """Return whether what listens at `address` is for processes of another host alone.
-
-    `node` is the name of the host on which it listens.
-    """
+    """Return whether what listens at `address` of host `node` is only for that."""
     return address.startswith(_LOOPBACK) and node != socket.gethostname()
 
 
 def job_files() -> list[JobFile]:
-    """Return the jobs of this user that run, the newest first.
-
-    Those of other hosts are left out that take no connection from this one. The files
-    of jobs that were killed are deleted.
-    """
+    """Return this user's jobs in reach, the newest first; delete dead files."""
     found = []
     for job in JobFile.load_all():
         if job._stale:

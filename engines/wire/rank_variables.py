@@ -22,11 +22,7 @@ UNREACHED = "unreached"
 def set_variables(
     names: Sequence[str], counts: Sequence[int], port: ValuePort | None, *frames: Any
 ) -> str:
-    """Set variables; return why it could not be done, if so.
-
-    The frames of each name are `frames`, or come from `port`; they are as many as its
-    count. `UNREACHED`: the port is out of reach.
-    """
+    """Set variables; return why it could not be done, if so."""
     found = list(frames) if port is None else port.receive()
     if found is None:
         return UNREACHED

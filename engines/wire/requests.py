@@ -161,10 +161,7 @@ class Request(msgspec.Struct, Generic[A]):
 
 
 def handlers_of(*servers: object) -> dict[str, Callable[[Any], Any]]:
-    """Return op → a function of a message's ``args``, for the handlers of `servers`.
-
-    It raises `ValueError`, which names the argument, for arguments of other types.
-    """
+    """Return op → a function of a message's ``args``, for the handlers of `servers`."""
     return {
         kind.__name__: functools.partial(_serve, getattr(server, name), kind)
         for server in servers
@@ -199,10 +196,7 @@ class AnswerPrompt(Request[None]):
 
 
 class AssignRank(Request[GpuAnswer]):
-    """Give the engine a rank, and the variables of its environment.
-
-    `owner` is the client that has the rank for itself, if one has.
-    """
+    """Give the engine a rank, and the variables of its environment."""
 
     assignment: RankAssignment
     env: Mapping[str, str]
@@ -210,10 +204,7 @@ class AssignRank(Request[GpuAnswer]):
 
 
 class EndInit(Request[bool]):
-    """End the `init_process_group` that the cell waits in; return whether it does.
-
-    It raises that `culprits` will not come, for `reason`.
-    """
+    """End the `init_process_group` that the cell waits in; return whether it does."""
 
     reason: str
     culprits: Sequence[int]
@@ -334,10 +325,7 @@ class Release(Request[None]):
 
 
 class Reserve(Request[Holder | None]):
-    """Reserve the rank for a cell; return the holder if another client has the rank.
-
-    `key` is the cell's, `cell` its number in the notebook.
-    """
+    """Reserve the rank for a cell; return the holder if another client has the rank."""
 
     key: str
     client: Client
@@ -351,10 +339,7 @@ class SetEnvironment(Request[None]):
 
 
 class StartSampling(Request[None]):
-    """Look at the stacks `rate` times a second, for `seconds`; see `TakeSamples`.
-
-    `key` names the sampling among those of other notebooks.
-    """
+    """Look at the stacks `rate` times a second, for `seconds`; see `TakeSamples`."""
 
     key: str
     seconds: float
@@ -363,10 +348,7 @@ class StartSampling(Request[None]):
 
 
 class Subscribe(Request[EncodedSummary]):
-    """Publish status under `header` for a while; return the summary.
-
-    Two messages are `interval` seconds apart at least.
-    """
+    """Publish status under `header` for a while; return the summary."""
 
     header: dict[str, Any]
     interval: float = 0.0

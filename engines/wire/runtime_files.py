@@ -34,10 +34,7 @@ class RuntimeFile(ABC):
         """The file."""
 
     def write(self) -> None:
-        """Write the file, with mode 0600; raises `OSError`.
-
-        Whoever reads meanwhile finds the file before or after, and never a part of it.
-        """
+        """Write the file, mode 0600, so that nobody finds a part; or `OSError`."""
         path = self.path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -52,11 +49,7 @@ class RuntimeFile(ABC):
 
     @classmethod
     def load(cls: type[T], path: Path) -> T | None:
-        """Return what the file says.
-
-        ``None`` where it is not there, is none of ours, or is of another version with
-        other fields.
-        """
+        """Return what the file says; ``None``: not there, or of another version."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

@@ -21,11 +21,7 @@ PERIOD = 1.0
 
 
 class SummaryWriter:
-    """Writes the summaries of an engine, or of a script's rank.
-
-    ``locate()`` returns the innermost line of the user's code, empty where none runs;
-    ``details()`` the fields of `Summary` in which the two differ.
-    """
+    """Writes the summaries of an engine, or of a script's rank."""
 
     def __init__(
         self, locate: Callable[[], str], details: Callable[[], dict[str, Any]]
@@ -70,10 +66,7 @@ class LineClock:
         self._seen: tuple[tuple[str, object], float] = ("", None), 0.0
 
     def look(self, issued: object = None) -> tuple[str, float | None]:
-        """Return the line, and the seconds at it; ``None`` where none runs.
-
-        `issued` is another value once ops were issued since the last look.
-        """
+        """Return the line, and the seconds at it; ``None`` where none runs."""
         line, now = self._locate(), time.monotonic()
         seen, since = self._seen
         if (line, issued) != seen:
@@ -83,10 +76,7 @@ class LineClock:
 
 
 class CpuClock:
-    """How many cores all threads of this process have kept busy, by the second.
-
-    `times` returns the seconds of a clock that does not stop, and of processor time.
-    """
+    """How many cores all threads of this process have kept busy, by the second."""
 
     def __init__(
         self,

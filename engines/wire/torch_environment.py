@@ -64,10 +64,7 @@ class TorchOptions:
 def torchrun_variables(
     options: TorchOptions, env: Mapping[str, str], hosts: int
 ) -> dict[str, str]:
-    """Return what torchrun sets besides RANK, LOCAL_RANK, GROUP_RANK, MASTER_ADDR, ….
-
-    `env` has the variables of the rank so far, `hosts` is their number.
-    """
+    """Return what torchrun sets besides ``RANK`` and the like, which `env` has."""
     return {
         "GROUP_WORLD_SIZE": str(hosts),
         "ROLE_NAME": "default",

@@ -58,10 +58,7 @@ class ValuePort:
     lengths: list[int]
 
     def receive(self) -> list[Any] | None:
-        """Return the frames that are pushed; ``None`` where the port is out of reach.
-
-        Raises `ConnectionError` if the connection is lost later.
-        """
+        """Return the frames that are pushed; ``None``: the port is out of reach."""
         sock = self._connect(0)
         if sock is None:
             return None
@@ -69,11 +66,7 @@ class ValuePort:
             return receive_frames(sock, self.lengths)
 
     def send(self, frames: Sequence[Any]) -> int | None:
-        """Send frames that are pulled; return their number among those received.
-
-        ``None`` where the port is out of reach. Raises `ConnectionError` if the
-        connection is lost later.
-        """
+        """Send frames that are pulled; return their number, ``None``: out of reach."""
         number = secrets.randbits(31)
         sock = self._connect(number)
         if sock is None:
@@ -138,10 +131,7 @@ def _ignore(count: int) -> None:
 def send_frames(
     sock: Any, frames: Sequence[Any], note: Callable[[int], None] = _ignore
 ) -> None:
-    """Send `frames`; `note` gets the number of bytes of each step.
-
-    Raises `OSError` if the connection is lost, or takes nothing for `STALL` seconds.
-    """
+    """Send `frames`; `note` gets the number of bytes of each step."""
     for frame in frames:
         view = memoryview(frame).cast("B")
         while view:

@@ -21,11 +21,7 @@ _CODE = (types.FunctionType, type)
 
 
 def pack(value: Any) -> list[Frame]:
-    """Return the frames of a value; raise what `pickle` raises.
-
-    Functions and classes, alone or in a list, tuple or dict, are sent with their code,
-    as ipyparallel does.
-    """
+    """Return the frames of a value; functions and classes are sent with their code."""
     if _has_code(value):
         return [_CANNED, *serialize_object(value)]
     buffers: list[pickle.PickleBuffer] = []

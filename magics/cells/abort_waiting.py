@@ -104,11 +104,7 @@ def _where(
 
 
 def out_of_step(status: ClusterStatus, ranks: Collection[int]) -> list[GroupKey]:
-    """Return the groups of `ranks` whose ranks have issued unequal numbers of ops.
-
-    Their next collectives would not match. P2P ops are not counted: their
-    numbers may differ.
-    """
+    """Return the groups whose ranks have issued unequal numbers of collectives."""
     found = []
     for group, views in _groups(status):
         counts = {

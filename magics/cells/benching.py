@@ -25,11 +25,7 @@ __all__ = ["run_bench"]
 def run_bench(
     shell: InteractiveShell, cluster: Cluster, values: Values, serve: Callable[[], None]
 ) -> BenchReport:
-    """Run the benchmark of the command line; return the report.
-
-    ``serve()`` is called while the benchmark runs. On a failure or an interrupt the
-    results so far are shown, and the error is raised.
-    """
+    """Run the benchmark of the command line; return the report."""
     given = {
         name: values[name]
         for name in ("backends", "dtype", "device", "iterations", "warmup")

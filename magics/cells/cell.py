@@ -68,11 +68,7 @@ class CellRun:
         self._monitor = CellMonitor(cluster, execution, renderer.notify)
 
     def run(self) -> None:
-        """Wait for the end and show output as it arrives.
-
-        Raises `CellError` if ranks failed, `CellTimeout` after `limit`
-        seconds, `Interrupted` on Ctrl-C.
-        """
+        """Wait for the end and show output as it arrives."""
         try:
             self._follow()
         finally:

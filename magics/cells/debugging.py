@@ -25,11 +25,7 @@ QUIT = "q"
 
 
 class DebugSession:
-    """One debugger on `rank`; see `Ranks.debug`.
-
-    ``serve()`` is called between two waits, for other work of the main thread;
-    ``read(prompt)`` returns a line, as ``input`` does.
-    """
+    """One debugger on `rank`; see `Ranks.debug`."""
 
     def __init__(
         self,

@@ -120,10 +120,7 @@ class CellMonitor:
         return {"text/plain": text, "text/html": f"<p>{escape(text)}</p>"}
 
     def stop(self, reason: str) -> None:
-        """Abort what is in flight and interrupt the ranks that still run.
-
-        Does not wait for them; their places are kept for `places`.
-        """
+        """Abort what is in flight and interrupt the ranks that still run."""
         running = self._execution.ranks_running
         self.verdicts = self._cluster.explain()
         # The diagnosis has asked the ranks just now.
@@ -146,10 +143,7 @@ class CellMonitor:
             self._abort(groups, reason, self.verdicts, report=False)
 
     def places(self) -> str:
-        """Return the places of the ranks when they were stopped, as text.
-
-        Not of those whose places the verdicts say.
-        """
+        """Return where the ranks were when they were stopped, if no verdict says it."""
         places = dict(self._places)
         for rank, error in self._execution.errors.items():
             if error.ename == "KeyboardInterrupt" and rank not in places:
@@ -167,10 +161,7 @@ class CellMonitor:
             self._cluster.interrupt(running, self._execution)
 
     def explain(self, errors: Mapping[int, RankError]) -> str:
-        """Return why ops go on of which the cell has not awaited the end; empty: none.
-
-        `errors` are those of its ranks: a ``wait(timeout)`` that has passed.
-        """
+        """Return why ops go on whose end the cell has not awaited; empty: none."""
         if not any(one.ename == "DistTimeoutError" for one in errors.values()):
             return ""
         if not in_flight(self._cluster.status(fresh=True), self._execution.ranks):

@@ -143,10 +143,7 @@ class Command:
         )
 
     def fail(self, message: str) -> NoReturn:
-        """Raise the `UsageError` that IPython prints without a traceback.
-
-        With the synopsis if that is a line, and else with what shows it.
-        """
+        """Raise the `UsageError` that IPython prints without a traceback."""
         usage = f"usage: {self.usage()}"
         if len(usage) > SYNOPSIS:
             usage = f"{self.title} --help shows its options"
@@ -155,12 +152,7 @@ class Command:
     # -- parsing ------------------------------------------------------------
 
     def parse(self, line: str) -> Values | None:
-        """Return the values of `line`, or ``None`` when it asks for help.
-
-        Options that were not given are ``None`` (switches ``False``).
-        A comment at the end is left out. Raises `UsageError` with one message for the
-        first thing wrong.
-        """
+        """Return the values of `line`, by default none; ``None``: it asks for help."""
         try:
             words = shlex.split(_without_comment(line))
         except ValueError as error:

@@ -140,8 +140,6 @@ def parse_ranks(text: str, present: Collection[int], of: str = "cluster") -> lis
 
     `text` is ``"all"`` or a comma-separated list of ranks and inclusive runs,
     such as ``"0,2-3"``. `present` are the known ranks, of the cluster or group `of`.
-
-    Raises `ValueError`, naming the part that is wrong and the known ranks.
     """
     if text.strip() == "all":
         return sorted(present)

@@ -159,10 +159,7 @@ class OutputDeduplicator:
     # -- final --------------------------------------------------------------
 
     def final(self) -> list[Item] | None:
-        """Return the merged sequence of all entries, whenever they arrived.
-
-        ``None`` after more than `keep` entries: they are not kept.
-        """
+        """Return the merged sequence of all entries; ``None``: they are too many."""
         if self._log is None:
             return None
         queues = _Queues(self._queues.ranks)

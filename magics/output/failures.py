@@ -169,11 +169,7 @@ class Interrupted(_ReportedError, KeyboardInterrupt):
 
 
 def failure_of(rank: int, output: Output, cell: int | None) -> RankError:
-    """Return the failure in an ``error`` output of `rank`.
-
-    The line is read from the traceback, since the output arrives while the cell
-    still runs on other ranks.
-    """
+    """Return the failure in an ``error`` output; its line is in the traceback alone."""
     error = RankError(
         rank, output["ename"], output["evalue"], tuple(output["traceback"]), cell
     )
@@ -248,10 +244,7 @@ def _shorten(text: str) -> str:
 
 
 def report(errors: Sequence[RankError], label: bool = True) -> str:
-    """Return one traceback for `errors`, which share a `failure_key`.
-
-    `label` names the ranks in front.
-    """
+    """Return one traceback for `errors`, which share a `failure_key`."""
     first = errors[0]
     lines = []
     if label:
@@ -330,10 +323,7 @@ def _shortened(parts: list[str], what: str) -> list[str]:
 
 
 def tell(errors: Iterable[RankError], after: str, found: str = "") -> str:
-    """Return a cell's error: who failed in what, why, and, `after`, what is next.
-
-    `found` is why, where the errors do not say it.
-    """
+    """Return a cell's error: who failed in what, why, and, `after`, what is next."""
     failures = list(errors)
     told: dict[tuple[str, str], list[int]] = {}
     whys: dict[Hashable, str] = {}
@@ -393,10 +383,7 @@ def _op_and_cause(error: RankError) -> tuple[str, str]:
 
 
 def summary_of(errors: Iterable[RankError], remedy: bool = True) -> str:
-    """Return all failures in one line: causes first, then the aborted ranks.
-
-    Without the `remedy` in their messages, where the caller adds it for all groups.
-    """
+    """Return all failures in one line: causes first, then the aborted ranks."""
     failures = list(errors)
     causes = [error for error in failures if not error.is_abort_echo]
     if not causes:

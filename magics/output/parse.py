@@ -68,11 +68,7 @@ class OutputParser:
         self._calls: dict[tuple[int, str], list[str]] = {}
 
     def feed(self, rank: int, output: Output) -> list[Entry]:
-        """Return the entries that `output` of `rank` completes.
-
-        ``update_display_data`` and ``clear_output`` make no entry: they change
-        entries that exist.
-        """
+        """Return the entries that `output` of `rank` completes."""
         kind = output["output_type"]
         if kind == "stream":
             name = output["name"]

@@ -179,11 +179,7 @@ class Renderer:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether a redraw changes what is shown.
-
-        Unfinished lines are there, or why the cell hung, or displays that belong in
-        the tabs of one output and came one after another.
-        """
+        """Whether a redraw changes what is shown."""
         return bool(self._partials or self._hang_id or self._is_split)
 
     def partials(self, lines: dict[int, str]) -> None:
@@ -288,11 +284,7 @@ class Renderer:
     # -- after the end -----------------------------------------------------------
 
     def late(self, rank: int, cell: int | None, entries: Sequence[Entry]) -> None:
-        """Show entries of a thread or child that goes on after its `cell`, below it.
-
-        Called on any thread, while other cells may run. A terminal has them where it
-        is, with the number of the cell.
-        """
+        """Show what outlives its `cell` on a rank, below it; on any thread."""
         for entry in entries:
             content = entry.content
             if entry.kind == "display" and self.is_rich:

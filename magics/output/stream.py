@@ -141,10 +141,7 @@ class OutputStream:
     # -- after the end ----------------------------------------------------
 
     def show_late(self) -> None:
-        """Show what threads and children print after the end, as it comes.
-
-        To be called at the end; it is shown on the I/O thread.
-        """
+        """Show what threads and children print after the end, as it comes in."""
         self.execution.on_late_output(self._take_late)
 
     def _take_late(self, rank: int, output: Output) -> None:

@@ -32,10 +32,7 @@ _NAMED = 8
 
 
 def can_be_in_tab(bundle: Bundle) -> bool:
-    """Whether HTML can hold what a front end would show of `bundle`.
-
-    A display that its rank may change stays an output of its own.
-    """
+    """Whether HTML can hold what a front end would show of `bundle`."""
     better = set(bundle.data) & _HELD - {"text/plain"}
     others = set(bundle.data) - _HELD
     # Text alone is shown as lines, with labels.

@@ -130,10 +130,7 @@ _RANKS = re.compile(r"(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?")
 
 
 def filter_of(text: str) -> Callable[[int, Cells], bool]:
-    """Return a test of ranks and rows, for a text.
-
-    ``3, 8-11`` means ranks, any other text a part of a cell.
-    """
+    """Return a test of rows: ``3, 8-11`` means ranks, another text a part of a cell."""
     wanted = text.strip().lower()
     if not wanted:
         return lambda rank, row: True
@@ -157,10 +154,7 @@ _NUMBER = re.compile(r"#?(-?\d+(?:\.\d+)?)(%| (\S+))?(?: · .*)?")
 
 
 def value_of(key: str, rank: int, row: Cells) -> float | str | None:
-    """Return a cell for comparison: the number in ``#14``, ``2.1 ms``, else the text.
-
-    ``None`` where the cell is empty.
-    """
+    """Return a cell for comparison: its number, or its text; ``None``: it is empty."""
     if key == "rank":
         return rank
     if key in ("elapsed", "beat"):

@@ -49,10 +49,7 @@ COLUMNS = (
 
 
 def columns_of(rows: Iterable[Cells]) -> list[Column]:
-    """Return the columns for these rows: no host, where that is the same for all.
-
-    On several hosts it goes last, with the op.
-    """
+    """Return the columns for these rows: with a host only where it differs."""
     several = len({row.get("host") for row in rows}) > 1
     return [
         replace(column, drop=1) if column.key == "host" else column
@@ -62,10 +59,7 @@ def columns_of(rows: Iterable[Cells]) -> list[Column]:
 
 
 def shown(rank: int, row: Cells, now: float, least: float = 0.0) -> Row:
-    """Return what each column shows of a row at `now`; the page does the same.
-
-    An op may have ended since the status: below `least` seconds none is shown.
-    """
+    """Return what each column shows of a row; no elapsed time below `least` seconds."""
     texts = {key: str(value) for key, value in row.items()}
     texts["rank"] = str(rank)
     texts["lag"] = f"−{row['lag']}" if row.get("lag") else ""

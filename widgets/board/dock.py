@@ -21,10 +21,7 @@ _TITLE = "Rankscope"
 
 
 class Dock:
-    """The panel of a board; every method may be called from any thread.
-
-    ``bundle()`` returns the board's state as the data of an output.
-    """
+    """The panel of a board; every method may be called from any thread."""
 
     def __init__(self, bundle: Callable[[], dict[str, Any]]) -> None:
         self._bundle = bundle

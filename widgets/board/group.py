@@ -178,10 +178,7 @@ class Group:
         return {rank: self.row(rank) for rank in sorted(self.base)}
 
     def info(self, label: str, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
-        """Return the data of the group's tab, which is called `label`.
-
-        `verdicts` are those that hold on the group.
-        """
+        """Return the data of the group's tab, which is called `label`."""
         rows = self.base.values()
         moods = {str(row["mood"]) for row in rows}
         mood = next((mood for mood in _MOODS if mood in moods), "calm")
@@ -256,10 +253,7 @@ class Group:
         return self._transports
 
     def connected(self, inside: Collection[int]) -> int:
-        """Return how many ranks have connected while all others do, in their first op.
-
-        Those are among `inside`, the ranks in that op. 0 if it is not so, or not known.
-        """
+        """Return how many ranks have connected while all others, `inside`, still do."""
         known = self.statuses.items()
         joined = {rank for rank, one in known if one.transports}
         left = set(self.ranks) - joined - {rank for rank, one in known if one.completed}

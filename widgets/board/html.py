@@ -43,10 +43,7 @@ _FIRST = ("hung", "aborted", "rank dead", "no answer", "in flight")
 
 
 def board_html(model: BoardModel, when: str, name: str = "") -> str:
-    """Return the state of `model` at the time `when` as HTML.
-
-    `name` is a class of the outermost element, by which the page finds it.
-    """
+    """Return the state of `model` at the time `when` as HTML."""
     head = model.head
     title, facts = head.get("title", "no ranks"), head.get("facts", [])
     banner = model.banner()

@@ -81,10 +81,7 @@ class BoardModel:
     def update(
         self, status: ClusterStatus, now: float, size: int | None = None
     ) -> None:
-        """Update the rows of the ranks in `status` (some or all), as they are at `now`.
-
-        `size` is the number of ranks of the cluster, if `status` has only some.
-        """
+        """Update the rows of ranks in `status` at `now`, some or all of `size`."""
         self.now = now
         for rank in status.ranks:
             self._update_rank(rank, now)
@@ -220,10 +217,7 @@ class BoardModel:
         return tabs_of(self.groups, self.verdicts)
 
     def _holds(self, verdict: Verdict) -> bool:
-        """Return whether a verdict still agrees with the status of the ranks.
-
-        A verdict on an op that has ended or was aborted is obsolete.
-        """
+        """Return whether a verdict still agrees with the status of the ranks."""
         rows = [
             group.base[rank]
             for group in self.groups
@@ -243,10 +237,7 @@ class BoardModel:
         )
 
     def _is_late(self, rank: int) -> bool:
-        """Return whether a heartbeat of `rank` is overdue.
-
-        A verdict may arrive before the rank counts as silent.
-        """
+        """Return whether a heartbeat of `rank` is overdue."""
         heard = self._heard.get(rank)
         return heard is not None and self.now - heard > LATE
 

@@ -62,11 +62,6 @@ def link(sources: Mapping[str, str], entry: str) -> str:
 
     `sources` maps names of files in one folder to their sources. Only modules that
     `entry` needs are in the result, each behind those that it imports.
-
-    Raises
-    ------
-    ValueError
-        If a module imports one that is not there, or one that needs it itself.
     """
     modules: dict[str, tuple[list[str], str]] = {}
 

@@ -15,11 +15,7 @@ HEIGHT = 560
 
 
 class ReportFrame:
-    """A report: the page in a frame where HTML is shown, else its text.
-
-    A saved notebook keeps it. The page loads nothing, and its script has no access to
-    the notebook.
-    """
+    """A report: the page in a frame where HTML is shown, else its text."""
 
     def __init__(self, report: Report, title: str) -> None:
         self._report, self._title = report, title

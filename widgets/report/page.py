@@ -36,11 +36,7 @@ _MOST_ROWS = 1200
 
 
 def report_page(report: Report, title: str, facts: Sequence[str] = ()) -> str:
-    """Return the page as HTML; it loads nothing, and no text in it is a script.
-
-    `title` is what was read, e.g. the path of a folder; `facts` are for the last line:
-    when the report was made, and with what.
-    """
+    """Return the page as HTML; it loads nothing, and no text in it is a script."""
     style = (_FOLDER / "report.css").read_text(encoding="utf-8")
     script = (_FOLDER / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
