@@ -56,7 +56,7 @@ class CellCode:
     def completions(self) -> tuple[str, list[SimpleCompletion]]:
         """Return the incomplete word at the cursor, and what it may become."""
         introspection = self.cluster.introspection
-        reply = introspection.complete(self.code, self.cursor, self.ranks)
+        reply = introspection.ask("complete", self.ranks, self.code, self.cursor)
         if reply is None:
             return self._from_names(introspection.names(self.ranks))
         types = {
@@ -88,9 +88,8 @@ class CellCode:
 
     def inspect(self, detail: int, omitted: Collection[str]) -> Any:
         """Return a rank's ``inspect_reply``; ``None`` if it is not known there."""
-        reply = self.cluster.introspection.inspect(
-            self.code, self.cursor, detail, sorted(omitted), self.ranks
-        )
+        arguments = self.code, self.cursor, detail, sorted(omitted)
+        reply = self.cluster.introspection.ask("inspect", self.ranks, *arguments)
         return reply if reply is not None and reply["found"] else None
 
 

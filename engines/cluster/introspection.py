@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ..observe.rank_slots import SILENCE
@@ -28,24 +28,6 @@ class Introspection:
         self._registry = registry
         self._names: dict[int, dict[str, str]] = {}
 
-    def complete(
-        self, code: str, cursor: int, ranks: Iterable[int]
-    ) -> dict[str, Any] | None:
-        """Return the ``complete_reply`` of an idle rank; ``None``: none in time."""
-        return self._call("complete", (code, cursor), ranks)
-
-    def inspect(
-        self,
-        code: str,
-        cursor: int,
-        detail: int,
-        omitted: Sequence[str],
-        ranks: Iterable[int],
-    ) -> dict[str, Any] | None:
-        """Return an ``inspect_reply``, as `complete` does."""
-        arguments = (code, cursor, detail, list(omitted))
-        return self._call("inspect", arguments, ranks)
-
     def names(self, ranks: Iterable[int]) -> dict[str, str]:
         """Return the names that cells can use on `ranks`, as last known."""
         posted = self._registry.post(GetNames(), ranks)
@@ -56,9 +38,13 @@ class Introspection:
             found.update(self._names.get(rank, {}))
         return found
 
-    def _call(
-        self, function: str, arguments: tuple[Any, ...], ranks: Iterable[int]
+    def ask(
+        self, function: str, ranks: Iterable[int], *arguments: Any
     ) -> dict[str, Any] | None:
+        """Return the reply of `agent.complete` or `inspect`, of the first idle rank.
+
+        ``None`` if there is none, and if it does not answer in `PATIENCE` seconds.
+        """
         uuid = self._idle(ranks)
         if uuid is None:
             return None

@@ -67,6 +67,7 @@ class Job(ObservedRanks):
     def __init__(
         self, store: TCPStore, address: str, about: dict[str, Any], attends: bool = True
     ) -> None:
+        self._registry: JobRegistry
         self._registry = JobRegistry(store, int(about["world_size"]), attends)
         #: The script as the job was started with it.
         self.script = str(about["script"])

@@ -55,9 +55,7 @@ class LaunchedRanks(Ranks):
         self.owned = owned
         self._launched = launched
         self._announcement = Announcement(options["cluster_id"], options["profile"])
-        super().__init__(client, **options)
-        self._registry.find_end = self._announcement.find_end
-        self._registry.find_restart = self._announcement.find_restart
+        super().__init__(client, announcement=self._announcement, **options)
         self._registry.find_end_of_job = self._find_end_of_job
 
     def _announce(self) -> None:

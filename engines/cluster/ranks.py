@@ -19,6 +19,7 @@ from rankscope.backends.rank_sets import format_ranks, parse_runs
 from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
+from ..launch.cluster_file import Announcement
 from ..observe.crash import causes_of_crash
 from ..observe.observed_ranks import Chosen, ObservedRanks
 from ..observe.rank_slots import RankSlot
@@ -51,9 +52,11 @@ class Ranks(ObservedRanks):
         *,
         backend: str | None,
         timeout: float | None,
+        announcement: Announcement,
         **options: str,
     ) -> None:
-        self._registry = EngineRegistry(client, self._died)
+        self._registry: EngineRegistry
+        self._registry = EngineRegistry(client, self._died, announcement)
         super().__init__(self._registry, backend=backend, **options)
         #: Of the default group, in seconds.
         self.timeout = timeout

@@ -197,9 +197,10 @@ def _read_assignments(
             holders[assignment["rank"]] = number
             size = max(size, assignment["world_size"])
             if assignment["torch"] is not None:
-                registry.torch = _latest(
-                    registry.torch, TorchOptions(**assignment["torch"])
-                )
+                found, known = TorchOptions(**assignment["torch"]), registry.torch
+                # Ranks that lived on have those before the last restart.
+                if known is None or found.restarts > known.restarts:
+                    registry.torch = found
     return holders, size
 
 
@@ -207,11 +208,6 @@ def _find_store(registry: EngineRegistry, hellos: Mapping[int, Hello]) -> None:
     """Note which rank hosts the store, of those that answered, by rank."""
     hosts = (rank for rank, hello in hellos.items() if hello["hosts_store"])
     registry.store_host = next(hosts, None)
-
-
-def _latest(one: TorchOptions | None, other: TorchOptions) -> TorchOptions:
-    """Return those after more restarts: ranks that lived on have the earlier ones."""
-    return other if one is None or other.restarts > one.restarts else one
 
 
 def _open_store(registry: EngineRegistry) -> None:

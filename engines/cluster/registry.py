@@ -17,7 +17,7 @@ from rankscope.backends.observe.verdicts import Verdict
 from rankscope.backends.thread_start import start_thread
 
 from ..errors import ClusterError
-from ..launch.cluster_file import this_client
+from ..launch.cluster_file import Announcement, this_client
 from ..launch.processes import is_stopped
 from ..observe.crash import CRASHES
 from ..observe.rank_registry import RankRegistry
@@ -63,7 +63,12 @@ class EngineRegistry(RankRegistry):
     on either, with the slot of each engine that is gone.
     """
 
-    def __init__(self, client: ipyparallel.Client, on_death: OnDeath) -> None:
+    def __init__(
+        self,
+        client: ipyparallel.Client,
+        on_death: OnDeath,
+        announcement: Announcement,
+    ) -> None:
         super().__init__()
         self.client = client
         self.channel = ControlChannel(client)
@@ -95,10 +100,7 @@ class EngineRegistry(RankRegistry):
         self._on_death = on_death
         self._reports_exit: Callable[[int, str], bool] = lambda pid, host: False
         self._send_signal: Callable[[int, str, int], bool] = lambda *of_engine: False
-        #: Returns why another process stopped the cluster, if one did.
-        self.find_end: Callable[[], str | None] = lambda: None
-        #: Returns who has ended an engine for a restart, by its identity.
-        self.find_restart: Callable[[str], str] = lambda uuid: ""
+        self._announcement = announcement
         #: Returns why the job that the ranks are in has ended, if it has.
         self.find_end_of_job: Callable[[], str] = str
         #: Takes over dead ranks that another process restarted.
@@ -246,7 +248,7 @@ class EngineRegistry(RankRegistry):
 
     def on_controller_exit(self, pid: int, exit_code: int | None) -> None:
         """Handle the end of the controller: no engine can be reached any more."""
-        stopped = self.find_end()
+        stopped = self._announcement.find_end()
         for slot in self.slots:
             if stopped:
                 self.mark_dead(slot, stopped)
@@ -280,11 +282,11 @@ class EngineRegistry(RankRegistry):
         self, slot: RankSlot, exit_code: int | None, why: str | None = None
     ) -> None:
         """Record that the engine of a slot ended (exit code ``None``: unknown)."""
-        on_purpose = slot.end_reason or self.find_end()
+        on_purpose = slot.end_reason or self._announcement.find_end()
         if on_purpose:
             self.mark_dead(slot, on_purpose)
             return
-        why = why or self.find_restart(slot.uuid)
+        why = why or self._announcement.find_restart(slot.uuid)
         cause, slot.exit_code = why or slot.exit_cause(exit_code), exit_code
         slot.unexplained = -(exit_code or 0) in CRASHES
         self.mark_dead(slot, f"rank {slot.rank} is dead: {cause}", cause)

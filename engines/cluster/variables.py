@@ -75,11 +75,10 @@ def pull(
     what = f"pull of {label or ', '.join(wanted)}"
     received = dict[int, list[Any]]()
     with _served(registry, ranks) as server:
-        port, tick = None, _nothing
+        port = None
         if server is not None:
             received, port = server.received, server.port
-            tick = _ticking(server, progress)
-        call = get_variables, wanted, port
+        call, tick = (get_variables, wanted, port), _ticking(server, progress)
         answers = _call(registry, ranks, call, what, timeout, tick)
     left = [rank for rank, (_, place, *_) in answers.items() if place == UNREACHED]
     if left:
@@ -145,17 +144,16 @@ def _served(
             server.close()
 
 
-def _ticking(server: ValueServer, progress: Progress | None) -> Callable[[], None]:
+def _ticking(
+    server: ValueServer | None, progress: Progress | None
+) -> Callable[[], None]:
     def tick() -> None:
-        server.check()
-        if progress is not None:
-            progress(server.moved, server.total)
+        if server is not None:
+            server.check()
+            if progress is not None:
+                progress(server.moved, server.total)
 
     return tick
-
-
-def _nothing() -> None:
-    """Report no progress."""
 
 
 def _check_alive(registry: EngineRegistry, ranks: Sequence[int]) -> None:
@@ -170,7 +168,7 @@ def _call(
     call: Sequence[Any],
     what: str,
     timeout: float | None,
-    tick: Callable[[], None] = _nothing,
+    tick: Callable[[], None] = lambda: None,
 ) -> dict[int, Any]:
     """Return rank → its answer to a call; call `tick` while it waits."""
     _check_alive(registry, ranks)

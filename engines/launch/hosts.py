@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 from rankscope import __version__
+from rankscope.backends.rank_sets import group_by
 from rankscope.backends.stores.process_end import describe_exit_code
 
 from ..errors import ClusterStartError
@@ -394,9 +395,7 @@ def compare(hosts: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
 
 def _difference(what: str, found: Mapping[str, str]) -> list[str]:
     """Return a sentence if what was found is not the same everywhere."""
-    where: dict[str, list[str]] = {}
-    for name, value in found.items():
-        where.setdefault(value, []).append(name)
+    where = group_by(found, found.__getitem__)
     if len(where) < 2:
         return []
     each = (f"{value} on {', '.join(names)}" for value, names in where.items())

@@ -81,7 +81,7 @@ class ObservedRanks:
         self._process = os.getpid()
         # The status at the end: a rank that ends with the rest is not shown as dead.
         self._last: ClusterStatus | None = None
-        self._observed = registry
+        self._registry = registry
         atexit.register(self._at_exit)
 
     # -- the ranks ---------------------------------------------------------
@@ -89,7 +89,7 @@ class ObservedRanks:
     @property
     def n(self) -> int:
         """The number of ranks."""
-        return len(self._observed.slots)
+        return len(self._registry.slots)
 
     world_size = n
 
@@ -101,7 +101,7 @@ class ObservedRanks:
     @property
     def pids(self) -> dict[int, int]:
         """Rank → the pid of its engine, on its host."""
-        return {slot.rank: slot.pid for slot in self._observed.slots}
+        return {slot.rank: slot.pid for slot in self._registry.slots}
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -165,7 +165,7 @@ class ObservedRanks:
             return self._status().find_groups(group)
         except ClusterError:
             # A cell may have made the group a moment ago.
-            self._observed.refresh(0.0, 1.0)
+            self._registry.refresh(0.0, 1.0)
         return self._status().find_groups(group)
 
     @staticmethod
@@ -191,7 +191,7 @@ class ObservedRanks:
         RankStacks
             The stacks by rank; ``main_text(rank)`` is that of a main thread as lines.
         """
-        return stacks_of(self._observed, self._chosen(ranks), every)
+        return stacks_of(self._registry, self._chosen(ranks), every)
 
     def sample(
         self,
@@ -227,7 +227,7 @@ class ObservedRanks:
         ClusterError
             It is closed, there is no such rank, or none of the ranks answers.
         """
-        sampling = Sampling(self._observed, self._chosen(ranks), seconds, rate, every)
+        sampling = Sampling(self._registry, self._chosen(ranks), seconds, rate, every)
         return sampling.wait(on_progress)
 
     def start_sampling(
@@ -250,7 +250,7 @@ class ObservedRanks:
         ClusterError
             As `sample`.
         """
-        return Sampling(self._observed, self._chosen(ranks), seconds)
+        return Sampling(self._registry, self._chosen(ranks), seconds)
 
     # -- status ------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class ObservedRanks:
             is closed, that of the moment before.
         """
         if not self.closed:
-            self._observed.refresh(0.0 if fresh else FRESH, timeout)
+            self._registry.refresh(0.0 if fresh else FRESH, timeout)
         return self._status()
 
     def glance(self, ranks: Chosen = None) -> ClusterStatus:
@@ -306,7 +306,7 @@ class ObservedRanks:
             cells=self._sent_cells(),
             ranks=tuple(
                 slot.status(now)
-                for slot in self._observed.slots
+                for slot in self._registry.slots
                 if ranks is None or slot.rank in ranks
             ),
         )
@@ -328,7 +328,7 @@ class ObservedRanks:
             It is closed.
         """
         self._check_open()
-        self._observed.follow(interval)
+        self._registry.follow(interval)
 
     def subscribe(self, callback: Callable[[int, Summary], None]) -> Callable[[], None]:
         """Call ``callback(rank, summary)`` on each change, on an I/O thread.
@@ -347,7 +347,7 @@ class ObservedRanks:
             Ends the subscription.
         """
         self._check_open()
-        return self._observed.subscribe(callback)
+        return self._registry.subscribe(callback)
 
     # -- flight recorders and diagnosis ------------------------------------
 
@@ -370,7 +370,7 @@ class ObservedRanks:
         FlightRecords
             The records; a rank that did not answer is in ``errors``.
         """
-        return fetch(self._observed, self._chosen(ranks), last, timeout)
+        return fetch(self._registry, self._chosen(ranks), last, timeout)
 
     def nccl_report(self, rank: int) -> requests.NcclReport | None:
         """Return what NCCL's RAS service reports on the host of `rank`.
@@ -390,7 +390,7 @@ class ObservedRanks:
             It is closed, or `rank` does not exist.
         """
         request = requests.GetNcclReport()
-        answers = self._observed.ask(request, self._chosen(rank), 0.5)
+        answers = self._registry.ask(request, self._chosen(rank), 0.5)
         return answers.results.get(rank)
 
     def diagnose(self, stall: float = diagnosing.REQUESTED_STALL) -> list[Verdict]:
@@ -465,7 +465,7 @@ class ObservedRanks:
         """
         self._check_open()
         found = diagnosing.causes_by_group(verdicts)
-        self._observed.post(requests.NoteCauses(found))
+        self._registry.post(requests.NoteCauses(found))
 
     # -- groups ------------------------------------------------------------
 
@@ -551,9 +551,9 @@ class ObservedRanks:
                 ids = [key.id for key in groups if rank in key.ranks]
             return requests.Abort(ids, reason, by, culprits)
 
-        answers = self._observed.ask(wanted, ranks)
+        answers = self._registry.ask(wanted, ranks)
         for rank, aborted in answers.results.items():
-            self._observed.record_summary(rank, aborted["summary"])
+            self._registry.record_summary(rank, aborted["summary"])
         for rank in self._ended_by_abort(list(answers.errors)):
             # Its program has ended by the error that the abort gave it.
             del answers.errors[rank]

@@ -124,12 +124,8 @@ def _numbers(sock: Any, count: int) -> list[int]:
     return [number for (number,) in _NUMBER.iter_unpack(data)]
 
 
-def _ignore(count: int) -> None:
-    """Take no note of bytes."""
-
-
 def send_frames(
-    sock: Any, frames: Sequence[Any], note: Callable[[int], None] = _ignore
+    sock: Any, frames: Sequence[Any], note: Callable[[int], None] = lambda count: None
 ) -> None:
     """Send `frames`; `note` gets the number of bytes of each step."""
     for frame in frames:
@@ -141,7 +137,7 @@ def send_frames(
 
 
 def receive_frames(
-    sock: Any, lengths: Sequence[int], note: Callable[[int], None] = _ignore
+    sock: Any, lengths: Sequence[int], note: Callable[[int], None] = lambda count: None
 ) -> list[Any]:
     """Return frames of these `lengths`; as `send_frames`."""
     frames: list[Any] = []

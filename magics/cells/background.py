@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..output.render import Renderer, label_lines, label_width
 from ..output.stream import OutputStream, Shown
 from ..output.wrapped import wrapped
 from .cell import follow
-from .monitor import CellMonitor
+from .monitor import CellMonitor, Hang
 
 __all__ = ["BackgroundCell"]
 
@@ -43,7 +43,7 @@ class BackgroundCell:
     """A cell that runs while the notebook continues.
 
     In a notebook the displayed handle is updated with its state and the last lines
-    of its output, and while the cell hangs, with ``hang(ranks)``: see `CellRun`. `wait`
+    of its output, and while the cell hangs, with why: see `CellMonitor`. `wait`
     and `result` show the whole output.
     """
 
@@ -53,12 +53,11 @@ class BackgroundCell:
         execution: Execution,
         shell: InteractiveShell,
         *,
-        hang: Callable[[Collection[int]], Mapping[str, str] | None] = lambda _: None,
+        hang: Hang = lambda ranks: None,
         collapse: bool = True,
         limit: float | None = None,
     ) -> None:
         self.execution = execution
-        self._hang = hang
         self._why: Mapping[str, str] = {}
         self._cluster = cluster
         self._shell = shell
@@ -67,7 +66,7 @@ class BackgroundCell:
         self._began = time.monotonic()
         self._took: float | None = None
         self._tail = _Tail(label_width(cluster.ranks), self._update)
-        self._monitor = CellMonitor(cluster, execution, self._tail.notify)
+        self._monitor = CellMonitor(cluster, execution, self._tail.notify, hang)
         self._display_id: str | None = None
         self._thread = start_thread(f"cell-{execution.cell}", self._watch)
 
@@ -128,11 +127,7 @@ class BackgroundCell:
                 reason = f"cell {self.execution.cell} passed its deadline"
                 self._monitor.stop(f"{reason} of {self._limit:g} s")
                 self._tail.notify(f"not done after {self._limit:g} s")
-            self._why = (
-                self._hang(self.execution.ranks_running)
-                or self._monitor.left_running(stream.failures)
-                or {}
-            )
+            self._why = self._monitor.why_it_hangs(stream.failures) or {}
             self._update()
         self._why = {}
         stream.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import NoReturn
 
 from rankscope.backends.observe.verdicts import in_one
@@ -15,7 +15,7 @@ from rankscope.engines import Cluster, Execution
 from ..output.failures import CellError, CellTimeout, Interrupted, in_lines, tell
 from ..output.render import Renderer
 from ..output.stream import OutputStream
-from .monitor import CellMonitor
+from .monitor import CellMonitor, Hang
 
 __all__ = ["CellRun", "follow"]
 
@@ -42,10 +42,9 @@ class CellRun:
 
     All output is shown on this thread, so that it appears in the notebook cell that
     waits. The wait consists of short ones, so that Ctrl-C is handled at once; between
-    two of them ``serve()`` does other work of the main thread. ``hang(ranks)`` is why
-    the cell hangs on `ranks`, as the data of an output; ``None``: it does not. With
-    `collapse` equal output of several ranks is shown once. The cell may take `limit`
-    seconds.
+    two of them ``serve()`` does other work of the main thread. `hang` is that of
+    `CellMonitor`. With `collapse` equal output of several ranks is shown once. The cell
+    may take `limit` seconds.
     """
 
     def __init__(
@@ -55,17 +54,17 @@ class CellRun:
         renderer: Renderer,
         *,
         serve: Callable[[], None],
-        hang: Callable[[Collection[int]], Mapping[str, str] | None] = lambda _: None,
+        hang: Hang = lambda ranks: None,
         collapse: bool = True,
         limit: float | None = None,
     ) -> None:
         self._execution = execution
-        self._serve, self._hang = serve, hang
+        self._serve = serve
         self._limit = limit
         self._began = time.monotonic()
         self._stream = OutputStream(execution, renderer, collapse=collapse)
         self._renderer = renderer
-        self._monitor = CellMonitor(cluster, execution, renderer.notify)
+        self._monitor = CellMonitor(cluster, execution, renderer.notify, hang)
 
     def run(self) -> None:
         """Wait for the end and show output as it arrives."""
@@ -103,10 +102,7 @@ class CellRun:
         self._serve()
         self._monitor.tick(self._stream.failures)
         self._stream.aborts_announced = bool(self._monitor.groups)
-        self._renderer.hang(
-            self._hang(self._execution.ranks_running)
-            or self._monitor.left_running(self._stream.failures)
-        )
+        self._renderer.hang(self._monitor.why_it_hangs(self._stream.failures))
 
     def _close(self) -> None:
         self._renderer.hang(None)

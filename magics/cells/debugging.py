@@ -34,10 +34,9 @@ class DebugSession:
         renderer: Renderer,
         *,
         serve: Callable[[], None],
-        read: Callable[[str], str] = input,
     ) -> None:
         self._cluster, self._rank = cluster, rank
-        self._serve, self._read = serve, read
+        self._serve = serve
         self._leaving = False
         self._prompts: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._execution = cluster.debug(rank)
@@ -101,7 +100,7 @@ class DebugSession:
             raise ClusterError(prompt["refusal"])
         why = None
         try:
-            line = self._read(prompt["prompt"])
+            line = input(prompt["prompt"])
         except (KeyboardInterrupt, EOFError):
             line = QUIT
         except StdinNotImplementedError:

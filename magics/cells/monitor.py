@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 
 from rankscope.backends.groups.key import GroupKey
@@ -23,7 +23,9 @@ from rankscope.engines.status import name_groups
 from ..output.failures import place_of
 from .abort_waiting import aborted, in_flight, out_of_step, stuck_on
 
-__all__ = ["CellMonitor", "activity", "name_op"]
+__all__ = ["CellMonitor", "Hang", "activity", "name_op"]
+
+Hang = Callable[[Collection[int]], Mapping[str, str] | None]
 
 #: Seconds for which ranks wait for a rank that raised before their group is aborted:
 #: time for ranks that are late, and for the user to read the error.
@@ -35,14 +37,21 @@ CHECK_PERIOD = 0.25
 
 
 class CellMonitor:
-    """Watches one cell; ``notify(text)`` shows the user an abort of the monitor."""
+    """Watches one cell; ``notify(text)`` shows the user an abort of the monitor.
+
+    ``hang(ranks)`` is why a cell on `ranks` hangs, as an output; ``None``: it does not.
+    """
 
     def __init__(
-        self, cluster: Cluster, execution: Execution, notify: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        execution: Execution,
+        notify: Callable[[str], None],
+        hang: Hang = lambda ranks: None,
     ) -> None:
         self._cluster = cluster
         self._execution = execution
-        self._notify = notify
+        self._notify, self._hang = notify, hang
         self._next_check = 0.0
         self._first_failure: float | None = None
         self._places: dict[int, str] = {}
@@ -85,6 +94,12 @@ class CellMonitor:
                 f"{name_ranks(joining)} in init_process_group, which rank {first.rank} "
                 "will not join: ended"
             )
+
+    def why_it_hangs(
+        self, failures: Mapping[int, RankError]
+    ) -> Mapping[str, str] | None:
+        """Return why the cell does not end, as an output; ``None``: it goes on."""
+        return self._hang(self._execution.ranks_running) or self.left_running(failures)
 
     def left_running(
         self, failures: Mapping[int, RankError]
@@ -149,10 +164,8 @@ class CellMonitor:
             if error.ename == "KeyboardInterrupt" and rank not in places:
                 places[rank] = place_of(error).strip()
         told = {rank for one in self.verdicts for rank in (*one.culprits, *one.waiting)}
-        groups: dict[str, list[int]] = {}
-        for rank in sorted(places.keys() - told):
-            if places[rank]:
-                groups.setdefault(places[rank], []).append(rank)
+        untold = [rank for rank in sorted(places.keys() - told) if places[rank]]
+        groups = group_by(untold, places.__getitem__)
         return ", ".join(f"{name_ranks(who)} {place}" for place, who in groups.items())
 
     def interrupt(self) -> None:

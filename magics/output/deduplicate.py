@@ -65,13 +65,12 @@ class OutputDeduplicator:
         self,
         ranks: Iterable[int],
         *,
-        hold: float | None = None,
         collapse: bool = True,
         keep: int = 5_000,
     ) -> None:
         self._queues = _Queues(ranks)
         self._open = set(self._queues.ranks)
-        self._hold = (HOLD if hold is None else hold) if collapse else 0.0
+        self._hold = HOLD if collapse else 0.0
         self._collapse = collapse
         self._keep = keep
         self._log: list[tuple[float, int, Entry]] | None = []

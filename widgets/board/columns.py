@@ -9,10 +9,10 @@ from rankscope.backends.rank_sets import name_ranks
 
 from ..tables import Column, Row
 from ..units import elapsed_text
-from .arrange import Item, folded_cells
+from .arrange import Item, View, arrange, folded_cells
 from .rows import Cells
 
-__all__ = ["COLUMNS", "columns_of", "shown", "shown_item"]
+__all__ = ["COLUMNS", "columns_of", "shown", "shown_item", "shown_of"]
 
 #: The longest list of the ranks of a fold; of a longer one, their number is shown.
 RANKS = 24
@@ -93,3 +93,18 @@ def shown_item(
     if len(ranks) > RANKS:
         ranks = f"{len(item.ranks)} ranks"
     return replace(row, texts={**row.texts, "rank": ranks})
+
+
+def shown_of(
+    ranks: Mapping[int, Cells], now: float, most: int
+) -> tuple[list[Column], list[Row], str]:
+    """Return the columns that are not empty, `most` rows, and what is left out."""
+    items = arrange(ranks, View())
+    rows = [shown_item(item, ranks, now) for item in items[:most]]
+    columns = [
+        column
+        for column in columns_of(ranks.values())
+        if any(row.texts[column.key] for row in rows)
+    ]
+    left = sum(len(item.ranks) for item in items[most:])
+    return columns, rows, f"and {left} more ranks" if left else ""

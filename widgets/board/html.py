@@ -15,8 +15,7 @@ from ..tables import (
     title_html,
     trusted_html,
 )
-from .arrange import View, arrange
-from .columns import columns_of, shown_item
+from .columns import shown_of
 from .group import Group
 from .model import BoardModel
 
@@ -116,18 +115,10 @@ def _groups(model: BoardModel) -> list[str]:
 
 
 def _table(group: Group, now: float) -> str:
-    ranks = group.rows()
-    items = arrange(ranks, View())
-    rows = [shown_item(item, ranks, now) for item in items[:_ROWS]]
+    columns, rows, left = shown_of(group.rows(), now, _ROWS)
     # Not where a narrow page cuts them off.
     first = ("rank", "host", "state", "verdict", "op")
-    columns = [
-        column
-        for column in sorted(
-            columns_of(ranks.values()), key=lambda one: one.key not in first
-        )
-        if column.drop < _DROP and any(row.texts[column.key] for row in rows)
-    ]
-    left = sum(len(item.ranks) for item in items[_ROWS:])
-    more = paragraph_html(f"and {left} more ranks", quiet=True) if left else ""
+    columns = [column for column in columns if column.drop < _DROP]
+    columns.sort(key=lambda one: one.key not in first)
+    more = paragraph_html(left, quiet=True) if left else ""
     return table_html(columns, [Section(tuple(rows))]) + more

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..tables import fitting, lines
-from .arrange import View, arrange
-from .columns import columns_of, shown_item
+from .columns import shown_of
 from .group import Group
 from .model import BoardModel
 
@@ -30,15 +29,5 @@ def board_text(model: BoardModel, width: int = 120) -> str:
 
 
 def _table(group: Group, now: float, width: int) -> list[str]:
-    rows = group.rows()
-    items = arrange(rows, View())
-    table = [shown_item(item, rows, now) for item in items[:_ROWS]]
-    columns = [
-        column
-        for column in columns_of(rows.values())
-        # This text does not change: an empty column stays empty.
-        if any(row.texts[column.key] for row in table)
-    ]
-    left = sum(len(item.ranks) for item in items[_ROWS:])
-    more = [f"… and {left} more ranks"] if left else []
-    return lines(fitting(columns, table, width), table) + more
+    columns, rows, left = shown_of(group.rows(), now, _ROWS)
+    return lines(fitting(columns, rows, width), rows) + ([f"… {left}"] if left else [])

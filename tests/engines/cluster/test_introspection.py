@@ -67,13 +67,13 @@ def test_only_a_rank_that_is_idle_is_asked_on_its_main_thread(
         slot.summary = Summary(busy=state == "busy")
         slot.death = "rank is dead" if state == "dead" else None
     asked = Introspection(ranks)  # type: ignore[arg-type]
-    assert asked.complete("x", 1, [0, 1]) is None
-    assert asked.inspect("x", 1, 0, [], [0, 1]) is None
+    assert asked.ask("complete", [0, 1], "x", 1) is None
+    assert asked.ask("inspect", [0, 1], "x", 1, 0, []) is None
     ranks.slots[1].death = None
     ranks.slots[1].summary_at = time.monotonic()
     ranks.slots[1].summary = Summary()
     with pytest.raises(AssertionError, match="main thread"):
-        asked.complete("x", 1, [0, 1])
+        asked.ask("complete", [0, 1], "x", 1)
 
 
 def test_names_are_read_without_running_code_of_theirs() -> None:

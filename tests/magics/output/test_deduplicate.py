@@ -28,7 +28,7 @@ def run(
     events: Iterable[tuple[float, int, str | None]], ranks: int, **options: object
 ) -> tuple[list[tuple[float, str]], OutputDeduplicator]:
     """Feed (time, rank, line) events (``None``: the rank's end); poll when due."""
-    deduplicator = OutputDeduplicator(range(ranks), hold=HOLD, **options)  # type: ignore[arg-type]
+    deduplicator = OutputDeduplicator(range(ranks), **options)  # type: ignore[arg-type]
     out: list[tuple[float, str]] = []
 
     def poll(now: float) -> None:
@@ -111,7 +111,7 @@ def test_ranks_that_say_the_same_in_another_order_lose_one_match_only() -> None:
 
 
 def test_a_chance_match_does_not_break_up_what_all_ranks_share() -> None:
-    deduplicator = OutputDeduplicator(range(4), hold=HOLD)
+    deduplicator = OutputDeduplicator(range(4))
     for rank in range(4):
         for epoch in range(3):
             deduplicator.feed(rank, line(f"epoch {epoch}"), 0.0)
@@ -122,7 +122,7 @@ def test_a_chance_match_does_not_break_up_what_all_ranks_share() -> None:
 
 
 def test_a_rank_can_take_back_what_it_put_out() -> None:
-    deduplicator = OutputDeduplicator(range(2), hold=HOLD)
+    deduplicator = OutputDeduplicator(range(2))
     for rank in range(2):
         deduplicator.feed(rank, line("x"), 0.0)
         deduplicator.feed(rank, line(f"old {rank}"), 0.0)
@@ -146,7 +146,7 @@ def test_the_final_form_keeps_pauses_in_order() -> None:
 
 
 def test_the_outcomes_of_all_ranks_stand_at_the_end_in_rank_order() -> None:
-    deduplicator = OutputDeduplicator(range(3), hold=HOLD)
+    deduplicator = OutputDeduplicator(range(3))
     deduplicator.feed(1, Entry("display", "p1", "plot 1"), 0.0)
     deduplicator.feed(2, line("thinking"), 1.0)
     deduplicator.feed(0, Entry("display", "p0", "plot 0"), 2.0)
@@ -166,7 +166,7 @@ def test_without_collapse_every_rank_has_its_own_line_at_once() -> None:
 
 
 def test_every_rank_keeps_its_content_in_a_shared_item() -> None:
-    deduplicator = OutputDeduplicator(range(2), hold=HOLD)
+    deduplicator = OutputDeduplicator(range(2))
     deduplicator.feed(1, Entry("error", "boom", "boom on 1"), 0.0)
     deduplicator.feed(0, Entry("error", "boom", "boom on 0"), 0.0)
     (item,) = deduplicator.poll(0.0)
@@ -181,7 +181,7 @@ def test_the_final_form_is_given_up_when_there_is_too_much() -> None:
 
 
 def test_holding_back_costs_256_ranks_little() -> None:
-    deduplicator = OutputDeduplicator(range(256), hold=HOLD)
+    deduplicator = OutputDeduplicator(range(256))
     for rank in range(256):
         for step in range(4):
             deduplicator.feed(rank, line("same" if step % 2 else f"{rank} {step}"), 0.0)
@@ -246,7 +246,7 @@ def test_no_line_waits_longer_than_the_hold(
 def test_equal_sequences_collapse_whenever_they_come(
     lines: list[str], data: st.DataObject
 ) -> None:
-    deduplicator = OutputDeduplicator(range(RANKS), hold=HOLD)
+    deduplicator = OutputDeduplicator(range(RANKS))
     left = dict.fromkeys(range(RANKS), 0)
     now = 0.0
     while any(count < len(lines) for count in left.values()):
@@ -263,7 +263,7 @@ def test_the_final_form_of_a_short_cell_does_not_depend_on_who_was_first(
     lines: list[list[str]], random: object
 ) -> None:
     def final(order: list[int]) -> list[str]:
-        deduplicator = OutputDeduplicator(range(RANKS), hold=HOLD)
+        deduplicator = OutputDeduplicator(range(RANKS))
         cursors = [iter(rank_lines) for rank_lines in lines]
         for rank in order:
             deduplicator.feed(rank, line(next(cursors[rank])), 0.0)
