@@ -3,7 +3,7 @@
 ipyparallel has no public call that sends a message of another package over its
 sockets, and none that receives what an engine publishes outside a cell. The few
 private names that both need are used in this file only. They are listed in
-`PRIVATE_NAMES`; `check` looks for them when a cluster starts.
+`NAMES`; `check` looks for them when a cluster starts.
 """
 
 from __future__ import annotations
@@ -403,13 +403,10 @@ def controller_address(kernel: Any) -> str:
 
 # -- compatibility check ---------------------------------------------------
 
-_CLIENT = "ipyparallel.client.client:Client"
-_KERNEL = "ipyparallel.engine.kernel:IPythonParallelKernel"
-
-#: Class -> the private names of its objects that this module uses. The names that
-#: this file reads and the names of the table are compared by a test.
-PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
-    _CLIENT: (
+#: Class -> the names of its objects that this module uses: private ones, and some that
+#: are public in spelling alone. A test compares them with the names in this file.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "ipyparallel.client.client:Client": (
         "_closed",
         "_control_stream",
         "_engines",
@@ -426,24 +423,19 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         "_send",
         "_stop_io_thread",
         "_update_engines",
+        "create_message_futures",
+        "curve_serverkey",
     ),
     "ipyparallel.client.client:ExecuteReply": ("_content",),
-    "ipyparallel.cluster.launcher:LocalProcessLauncher": (
-        "_popen_process",
-        "_stop_waiting",
-        "_wait_thread",
-    ),
-    _KERNEL: ("_topic",),
-}
-#: Public in spelling, but in no documentation of ipyparallel or ipykernel.
-UNDOCUMENTED_NAMES: Mapping[str, tuple[str, ...]] = {
-    _CLIENT: ("create_message_futures", "curve_serverkey"),
     "ipyparallel.client.futures:MessageFuture": ("iopub_callbacks",),
     "ipyparallel.cluster.launcher:LocalEngineSetLauncher": (
         "launcher_class",
         "launchers",
     ),
     "ipyparallel.cluster.launcher:LocalProcessLauncher": (
+        "_popen_process",
+        "_stop_waiting",
+        "_wait_thread",
         "get_env",
         "get_output",
         "identifier",
@@ -455,7 +447,11 @@ UNDOCUMENTED_NAMES: Mapping[str, tuple[str, ...]] = {
         "stop_callbacks",
         "stop_data",
     ),
-    _KERNEL: ("get_parent", "iopub_socket"),
+    "ipyparallel.engine.kernel:IPythonParallelKernel": (
+        "_topic",
+        "get_parent",
+        "iopub_socket",
+    ),
 }
 #: Parameters that `send` passes to ``Client._send``.
 SEND_PARAMETERS = (
@@ -469,19 +465,16 @@ SEND_PARAMETERS = (
 )
 
 
-def missing(
-    tables: Sequence[Mapping[str, Sequence[str]]] = (PRIVATE_NAMES, UNDOCUMENTED_NAMES),
-) -> list[str]:
-    """Return the names of `tables` that the installed packages lack."""
+def missing(table: Mapping[str, Sequence[str]] = NAMES) -> list[str]:
+    """Return the names of `table` that the installed packages lack."""
     lacks = []
-    for table in tables:
-        for path, names in table.items():
-            try:
-                cls = pkgutil.resolve_name(path)
-            except (AttributeError, ImportError):
-                lacks.append(path)
-                continue
-            lacks += [f"{cls.__name__}.{name}" for name in names if not _has(cls, name)]
+    for path, names in table.items():
+        try:
+            cls = pkgutil.resolve_name(path)
+        except (AttributeError, ImportError):
+            lacks.append(path)
+            continue
+        lacks += [f"{cls.__name__}.{name}" for name in names if not _has(cls, name)]
     send = getattr(ipyparallel.Client, "_send", None)
     if send is not None:
         known = inspect.signature(send).parameters

@@ -41,7 +41,8 @@ def test_the_table_lists_the_private_names_that_the_file_uses() -> None:
     private_names = {
         name for name in used if name.startswith("_") and not name.startswith("__")
     }
-    listed = [name for names in private.PRIVATE_NAMES.values() for name in names]
+    names = [name for names in private.NAMES.values() for name in names]
+    listed = [name for name in names if name.startswith("_")]
     assert private_names == set(listed)
     assert len(listed) == len(set(listed))
 
@@ -77,13 +78,13 @@ class Streams:
     [("on_class", True), ("assigned", True), ("real", False), ("absent", False)],
 )
 def test_a_name_is_found_on_the_class_or_in_its_methods(name: str, found: bool) -> None:
-    lacks = private.missing([{f"{__name__}:Streams": (name,)}])
+    lacks = private.missing({f"{__name__}:Streams": (name,)})
     assert lacks == ([] if found else [f"Streams.{name}"])
 
 
 def test_a_class_that_is_gone_is_reported() -> None:
     gone = "ipyparallel.client.client:Gone"
-    assert private.missing([{gone: ("_name",)}, {"no.such:Class": ()}]) == [
+    assert private.missing({gone: ("_name",), "no.such:Class": ()}) == [
         gone,
         "no.such:Class",
     ]
