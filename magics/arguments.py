@@ -173,10 +173,7 @@ def known_group(
 def reported(
     command: Command, *others: type[Exception], undone: bool = False
 ) -> Iterator[None]:
-    """Report an error of the cluster, or one of `others`, in one line.
-
-    An interrupt, too; `undone`: what the command had started is ended by then.
-    """
+    """Report an interrupt, and errors of the cluster or `others`, in one line."""
     expected: tuple[type[Exception], ...] = (ClusterError, TimeoutError, *others)
     began = time.monotonic()
     try:

@@ -32,11 +32,7 @@ def picture_of(verdict: Verdict) -> str:
 
 
 def in_fold(picture: str, opens: bool, style: str = "") -> str:
-    """Return a picture in a part that opens and closes; empty without one.
-
-    That of a deadlock `opens` by itself: a sentence on it is hard to read. `style` is
-    for its title, where no sheet of styles reaches.
-    """
+    """Return a picture in a part that opens and closes; empty without one."""
     if not picture:
         return ""
     style = f' style="{style}"' if style else ""

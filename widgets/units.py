@@ -38,10 +38,7 @@ def duration_text(seconds: float) -> str:
 
 
 def elapsed_text(seconds: float) -> str:
-    """The time since a start: ``4.2 s``, ``37 s``, ``12 min``.
-
-    Coarser than `duration_text`, since the text is read while it changes.
-    """
+    """The time since a start, while it is read: ``4.2 s``, ``37 s``, ``12 min``."""
     if seconds < 10:
         # Rounded down, as a clock shows time.
         return f"{math.floor(max(0.0, seconds) * 10) / 10:.1f} s"

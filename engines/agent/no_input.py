@@ -60,10 +60,7 @@ class _Exit:
 
 
 def end_cell_at_exit(shell: Any) -> None:
-    """Have ``exit()`` end the cell, as ``sys.exit()`` does.
-
-    That of ipykernel goes on with the cell, and ends the process after it.
-    """
+    """Have ``exit()`` end the cell: ipykernel's goes on, and ends the process."""
     shell.user_ns["exit"] = shell.user_ns["quit"] = _Exit()
     # IPython's hint at every SystemExit.
     warnings.filterwarnings("ignore", "To exit: use 'exit', 'quit', or Ctrl-D")

@@ -101,11 +101,7 @@ class Reservations:
         return None
 
     def begin(self, key: str, session: str, cell: int | None) -> str:
-        """Begin a cell; return who has the rank if it is another client, else nothing.
-
-        A cell comes without a reservation from the client that has the rank for itself,
-        and where the rank could not answer.
-        """
+        """Begin a cell; return who has the rank if it is another client."""
         now = time.monotonic()
         with self._lock:
             if key in self._held:

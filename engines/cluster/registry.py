@@ -184,12 +184,7 @@ class EngineRegistry(RankRegistry):
         reports_exit: Callable[[int, str], bool],
         send_signal: Callable[[int, str, int], bool],
     ) -> None:
-        """Use the launchers of the engines.
-
-        ``reports_exit(pid, host)`` is whether `on_engine_exit` will be called with the
-        exit code; ``send_signal(pid, host, signum)`` returns whether it has launched
-        that engine.
-        """
+        """Use the launchers of the engines: `Launched.has_engine`, `signal_engine`."""
         with self._lock:
             # A pid of before may be given to an engine that is new.
             self._ended.clear()

@@ -102,10 +102,7 @@ class Launched(LaunchedProcesses):
 
     @property
     def thread(self) -> str:
-        """The kernel's folder of the thread that starts processes.
-
-        It lives as long as this process, or until `close`.
-        """
+        """The kernel's folder of the thread that starts processes, until `close`."""
         return f"/proc/{os.getpid()}/task/{self._thread.native_id}"
 
     # -- starting ----------------------------------------------------------

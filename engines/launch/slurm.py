@@ -128,10 +128,7 @@ def span_text(seconds: float) -> str:
 
 
 def submission(options: str) -> list[str]:
-    """Return the command that submits a job, with `options` as for ``salloc``.
-
-    The job ends with the command, and the command with its stdin.
-    """
+    """Return the command that submits a job, which ends with it, and with its stdin."""
     words = shlex.split(options)
     for before, word in zip(["", *words], words, strict=False):
         flag = word.partition("=")[0]

@@ -85,10 +85,7 @@ def watched(cluster: Recorded, lateness: Lateness) -> list[LateFinding]:
 
 
 def located(findings: Iterable[LateFinding], profile: Profile) -> list[LateFinding]:
-    """Return `findings` with where the late ranks were while the others waited.
-
-    It is not known where the sampler could not look: in a call that holds the GIL.
-    """
+    """Return `findings` with where the late ranks were, as far as they were seen."""
     return [replace(one, meanwhile=_meanwhile(one, profile)) for one in findings]
 
 

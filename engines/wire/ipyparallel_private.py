@@ -167,11 +167,7 @@ def send(
 
 
 def probe(client: Any, uuid: str) -> Future[Any]:
-    """Have the engine's main thread run nothing; return the Future of its reply.
-
-    The shell channel keeps the order: the reply arrives after the replies to all
-    earlier requests, or not at all.
-    """
+    """Have the main thread run nothing: it replies after all that was sent before."""
     return _execute(client, uuid, {})
 
 
@@ -214,10 +210,7 @@ def listen(
 
 
 def keep_listening(client: Any, future: Any) -> None:
-    """Have the `on_iopub` of a request that has ended called on, until it is discarded.
-
-    A thread or a child that the request has started may print after its end.
-    """
+    """Have the `on_iopub` of a request called after its end: a thread may print on."""
 
     def keep() -> None:
         client._futures[future.msg_id] = future

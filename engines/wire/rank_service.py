@@ -42,11 +42,7 @@ def answer(
 
 
 class RankService:
-    """The status, flight recorder, stacks and aborts of this process.
-
-    ``location()`` returns the innermost line of the user's code, where the stacks do
-    not have it. `abort_refused` is why notebooks may not abort; empty where they may.
-    """
+    """The status, flight recorder, stacks and aborts of this process."""
 
     def __init__(
         self,

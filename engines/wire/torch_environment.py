@@ -29,11 +29,7 @@ class TorchOptions:
 
     @classmethod
     def parse(cls, torch: bool | str) -> TorchOptions | None:
-        """Return the options that the argument `torch` means; ``None`` for ``False``.
-
-        Raises `ValueError` for a text that names no backends of torch. Which backends
-        there are is known to torch alone: another package may bring one.
-        """
+        """Return the options that the argument `torch` means; ``None``: ``False``."""
         if isinstance(torch, bool):
             return cls() if torch else None
         parts = [part.strip() for part in torch.split(",")]

@@ -62,10 +62,7 @@ def board_html(model: BoardModel, when: str, name: str = "") -> str:
 def hang_html(
     text: str, name: str, when: str, cell: int, picture: str = "", opens: bool = False
 ) -> str:
-    """Return why the cell with the number `cell` hung at the time `when`.
-
-    A bar of the board `name` takes the place of `text` until the cell has ended.
-    """
+    """Return why a cell hung at `when`; a bar of the board `name` replaces `text`."""
     said = f"<p>As of {when}: {escape(text)}</p>"
     drawn = trusted_html(in_fold(picture, opens, _SUMMARY))
     # Of the attributes of an output that is not trusted, pages keep this one.
