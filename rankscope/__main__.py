@@ -225,16 +225,11 @@ def _run(values: argparse.Namespace) -> int:
         values.cluster = values.paths[0] if values.paths else None
         for option in ("json", "html", "trace"):
             if getattr(values, option):
-                return fail("diagnose", _only(option))
+                more = "" if option == "trace" else ", --pid or --jobs"
+                return fail("diagnose", f"--{option} is for a PATH{more}")
     from rankscope import terminal
 
     return terminal.run(values)
-
-
-def _only(option: str) -> str:
-    """Return what takes an option that a cluster has not."""
-    more = "" if option == "trace" else ", --pid or --jobs"
-    return f"--{option} is for a PATH{more}"
 
 
 def _are_paths(names: Sequence[str]) -> bool:

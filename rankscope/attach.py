@@ -108,8 +108,15 @@ def _tell(
     looks = look(jobs, py_spy, _Progress(count), [rank_parts])
     if values.html is not None and looks:
         if len(looks) != 1:
-            return fail("diagnose", _one_page(looks))
-        _write_page(looks[0], values.html)
+            jobs = [one.job for one in looks]
+            pids = [str(one.pid or one.members[0].process.pid) for one in jobs]
+            return fail(
+                "diagnose",
+                f"--html writes a page for one job, and {len(looks)} were found: name "
+                f"one by --pid ({', '.join(pids)})",
+            )
+        write_page(looks[0].report, looks[0].title, values.html)
+        say(f"{values.html} written, for browser", file=sys.stderr)
     if values.json:
         print(as_json(looks, problems))
     else:
@@ -162,16 +169,3 @@ def _hint(found: Look) -> str | None:
             "rank 0 is in torch's default group"
         )
     return None
-
-
-def _one_page(looks: Sequence[Look]) -> str:
-    pids = [str(one.job.pid or one.job.members[0].process.pid) for one in looks]
-    return (
-        f"--html writes a page for one job, and {len(looks)} were found: name one by "
-        f"--pid ({', '.join(pids)})"
-    )
-
-
-def _write_page(one: Look, path: str) -> None:
-    write_page(one.report, one.title, path)
-    say(f"{path} written, for browser", file=sys.stderr)

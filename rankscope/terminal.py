@@ -83,10 +83,7 @@ class Running:
         return self.name, ranks, where, when
 
     def is_called(self, name: str) -> bool:
-        """Whether `name` is its name or the beginning of it, or that of its notebook.
-
-        The beginning that all ids share may be left out.
-        """
+        """Whether `name` begins its name or id, or is that of its notebook."""
         begins = (self.name, self.name.removeprefix("rankscope-"))
         file = self.notebook.rpartition("/")[2]
         return name in (self.notebook, file) or any(
@@ -94,10 +91,7 @@ class Running:
         )
 
     def attach(self, attends: bool = True) -> Cluster | Job:
-        """Attach to it; raises `ClusterError` or `TimeoutError`.
-
-        `attends`: a person looks; see `Job.attach`.
-        """
+        """Attach to it; `attends`: a person looks, see `Job.attach`."""
         # Here: their import takes longer than the rest of a command, and a job needs
         # no ipyparallel.
         if isinstance(self.file, JobFile):

@@ -129,10 +129,7 @@ def module_of(command: Sequence[str]) -> str:
 
 
 def launcher_of(command: Sequence[str]) -> str:
-    """Return the launcher that a process is: ``torchrun``; ``""``: it is none.
-
-    ``wrapper`` is one that runs another program in its place, and is no rank itself.
-    """
+    """Return the launcher that a process is, ``wrapper`` (no rank), or ``""``."""
     name = module_of(command).removesuffix(":")
     if name in _WRAPPERS:
         return "wrapper"

@@ -63,7 +63,7 @@ class Reporter:
         self._say = say
         self._after = settings.after
         self._place = place
-        self._is_attended = is_attended
+        self.is_attended = is_attended
         self._waiting = Waiting()
         self._joined: HostRank | None = None
         self._process = os.getpid()
@@ -146,11 +146,7 @@ class Reporter:
         Of an op that hangs, and of an abort: an error ends what there is to look at.
         """
         told = wish.reason not in _ENDS or isinstance(wish.error, DistAbortedError)
-        return told and self._is_attended()
-
-    @property
-    def is_attended(self) -> bool:
-        return self._is_attended()
+        return told and self.is_attended()
 
     def is_over_hosts(self, size: int) -> bool:
         """Whether not all of `size` ranks are on this host."""
@@ -361,7 +357,7 @@ class Reporter:
         if since is None:
             return
         joined.reports.interrupt_crashes()
-        if time.time() - since < self._after or self._is_attended():
+        if time.time() - since < self._after or self.is_attended():
             return
         if not joined.reports.are_told(Wish("stall")):
             joined.reports.request(Wish("stall"))
@@ -375,7 +371,7 @@ class Reporter:
         rank of this host is gone. Another rank has `grace` seconds to ask for one.
         """
         joined = self._joined
-        if joined is None or self._is_attended():
+        if joined is None or self.is_attended():
             return
         reports, since = joined.reports, self._waiting.since()
         if since is not None and not reports.are_told(Wish("signal")):

@@ -72,10 +72,7 @@ class Settings:
 
     @classmethod
     def of(cls, env: Mapping[str, str] = os.environ) -> Settings:
-        """Return what ``RANKSCOPE_REPORT`` and ``RANKSCOPE_REPORT_AFTER`` say.
-
-        Raises `ValueError` for a number of seconds that is none, or is below `LEAST`.
-        """
+        """Return what the variables say; raises `ValueError` below `LEAST` seconds."""
         where = env.get("RANKSCOPE_REPORT", "")
         text = env.get("RANKSCOPE_REPORT_AFTER") or str(AFTER)
         try:

@@ -70,7 +70,7 @@ def hear_torch(reporter: Reporter, watch: TorchWatch) -> None:
             add_verdict(reporter, error)
             return
         # Who looks may abort it: the op ends before the abort is known on this rank.
-        patience = ABORT_WAIT if reporter.is_attended else 0.0
+        patience = ABORT_WAIT if reporter.is_attended() else 0.0
         if until(lambda: made.aborted is not None, patience):
             # Its reason is known.
             setattr(error, _REPORTED, True)
@@ -104,7 +104,7 @@ def _follows_from_a_rank(error: BaseException) -> bool:
 
 def _is_aborted(reporter: Reporter) -> bool:
     """Whether who looks at the job has ended an op of this rank, which tells why."""
-    return reporter.is_attended and any(
+    return reporter.is_attended() and any(
         one.state == "aborted" for one in world.summary()
     )
 

@@ -31,10 +31,7 @@ _MOST = 16
 
 
 def add_unjoined(folder: Path, ranks: Collection[int], address: str) -> None:
-    """Add what is known of those of `ranks` whose processes are on this host.
-
-    One that writes no reports may wait in the same call; `address` is where they meet.
-    """
+    """Add what is known of those of `ranks` whose processes are on this host."""
     found = _processes(ranks)
     for number, (rank, process) in enumerate(sorted(found.items())):
         facts: dict[str, Any] = {

@@ -11,10 +11,7 @@ __all__ = ["Callers"]
 
 
 class Callers:
-    """Names lines of a program; a helper's with the caller by which its ops differ.
-
-    `lines` are all lines that are known, ``None`` among them.
-    """
+    """Names lines of a program; a helper's with the caller by which its ops differ."""
 
     def __init__(self, lines: Iterable[SourceLine | None]) -> None:
         # Readers of dumps make one object for each line: a hash costs more.

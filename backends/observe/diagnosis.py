@@ -62,11 +62,7 @@ def diagnose(
 def completed_unlike(
     groups: Mapping[GroupKey, int], views: Mapping[int, RankView]
 ) -> list[Verdict]:
-    """Return verdicts on completed collectives whose dtype or reduction differed.
-
-    A library that compares nothing has computed nonsense there. What is no longer in
-    the records of a rank is not known.
-    """
+    """Return verdicts on completed collectives whose dtype or reduction differed."""
     return find_completed_differences(live_evidence(groups, views))
 
 

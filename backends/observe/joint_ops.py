@@ -342,10 +342,7 @@ class Moment:
         return _after({rank: one.own for rank, one in self.op.items()}, late)
 
     def more(self, late: frozenset[int]) -> int:
-        """Return how many ns more the own time of `late` is than the least of others.
-
-        Of the others, the one that nothing has delayed tells what the step takes.
-        """
+        """Return by how many ns `late` take longer than the fastest of the others."""
         own = {rank: one.own for rank, one in self.op.items()}
         return min(own[rank] for rank in late) - min(
             time for rank, time in own.items() if rank not in late

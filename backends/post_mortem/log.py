@@ -617,10 +617,7 @@ def _may_tell(lines: bytes) -> bool:
 
 
 def extract(file: IO[bytes], most: int) -> bytes:
-    """Return the lines of a large log that may tell something, `most` bytes at most.
-
-    Those that follow such a line are a part of it, as a traceback's.
-    """
+    """Return the lines of a large log that may tell something, and those after them."""
     kept, size, following = [], 0, 0
     for lines in _parts(file):
         if not following and not _may_tell(lines):

@@ -250,10 +250,7 @@ class LogGroups:
     def evidence(
         self, present: Collection[int], world: int | None, groups: Collection[Group]
     ) -> Iterator[RankEvidence]:
-        """Yield what is known of each rank; a group may not be complete.
-
-        `present` has the ranks with a line; other files tell of `groups`.
-        """
+        """Yield what is known of each rank; those `present` have a line."""
         by_rank: dict[int, dict[Group, GroupEvidence]] = {}
         sources: dict[int, str] = {}
         for group in self._groups.values():

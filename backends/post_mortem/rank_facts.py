@@ -265,10 +265,7 @@ def ended_with_store(lost: Mapping[int, int], evidence: Evidence) -> Verdict | N
 
 
 def _differs(name: str, values: Mapping[int, Any], fault: Fault) -> Verdict | None:
-    """Return that ranks of one start of a job have other values of a variable.
-
-    The ranks with the value that most of them have are none of its culprits.
-    """
+    """Return that ranks, but for most of them, have other values of a variable."""
     by_value = group_by(sorted(values), values.__getitem__)
     if len(by_value) < 2:
         return None

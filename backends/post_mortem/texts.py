@@ -43,10 +43,10 @@ _MOST = 8
 _ERRORS = ErrorFileReader()
 _RAS = RasReader()
 _FIRST: tuple[Reader, ...] = (_RAS, _ERRORS, PySpyReader())
-#: A log may have stacks in it, those of several ranks.
-_LAST: tuple[Reader, ...] = (FaulthandlerReader(),)
+#: The last one: a log may have stacks in it, those of several ranks.
+_STACKS = FaulthandlerReader()
 #: The kinds of files, for a message that none was found.
-KINDS = (KIND, *(one.kind for one in (*_FIRST, *_LAST)))
+KINDS = (KIND, *(one.kind for one in (*_FIRST, _STACKS)))
 _RESULTS = ResultReader()
 
 
@@ -111,7 +111,7 @@ class Texts:
             if not log.present:
                 self._unranked.append(file)
             return True
-        return any(self._read(one, file) for one in _LAST)
+        return self._read(_STACKS, file)
 
     def _read(self, reader: Reader, file: RawFile) -> bool:
         if not reader.recognises(file):
@@ -267,10 +267,7 @@ class Texts:
         )
 
     def verdict(self, evidence: Evidence) -> Verdict | None:
-        """Return why ranks gave up, if no op of theirs has a number to judge by.
-
-        Logs of gloo, and of the store, have tracebacks alone.
-        """
+        """Return why ranks gave up, if no op of theirs has a number to judge by."""
         missing_ones = absences(self.facts.rendezvous, evidence, self.facts.unseen)
         if missing_ones is not None:
             return missing_ones

@@ -83,13 +83,13 @@ def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
         )
     # Where all processes are fresh they are as at the start of the script.
     is_start = all(held.is_fresh for held in told.values())
+    able = {
+        rank
+        for rank, held in told.items()
+        if is_start or (held.is_whole and not held.is_fresh)
+    }
     steps = [
-        {
-            told[rank].steps or 0
-            for rank in part
-            if is_start or (told[rank].is_whole and not told[rank].is_fresh)
-        }
-        for part in parts
+        {told[rank].steps or 0 for rank in able.intersection(part)} for part in parts
     ]
     lost = [part for part, found in zip(parts, steps, strict=True) if not found]
     if lost:
@@ -116,8 +116,7 @@ def choose(told: Mapping[int, Held]) -> tuple[int, dict[int, int]]:
         rank: next(
             one
             for one in held.replicas
-            if (told[one].steps or 0) == step
-            and (is_start or (told[one].is_whole and not told[one].is_fresh))
+            if one in able and (told[one].steps or 0) == step
         )
         for rank, held in told.items()
     }

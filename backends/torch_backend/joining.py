@@ -128,10 +128,7 @@ def _told(store: Store) -> Store:
 
 
 def _tell_groups(*, joins: bool) -> None:
-    """Tell the others which groups this fresh rank has.
-
-    From now on it names groups as they do.
-    """
+    """Tell the others which groups this fresh rank has, and name groups as they do."""
     store = world.store
     assert store is not None
     if isinstance(store, LaunchedStore):

@@ -19,10 +19,7 @@ from .options import Options
 from .private import DistStoreError, store_host, store_port
 
 __all__ = [
-    "Options",
     "default_ranks",
-    "join_others",
-    "joins_groups",
     "make_default_group",
     "make_group",
     "note_default_ranks",
@@ -93,27 +90,10 @@ def make_default_group(
     return made, False
 
 
-def joins_groups() -> bool:
-    """Return whether this process of ``rankscope.run`` is fresh among others."""
-    store = world.store
-    return isinstance(store, launched.LaunchedStore) and store.joins_groups
-
-
-def join_others(rank: int) -> None:
-    """Join the others as fresh rank `rank` of a notebook, with Rankscope's groups.
-
-    In `rejoin` this rank sends nothing.
-    """
-    joining.begin(rank, in_cells=True)
-
-
 def make_group(
     ranks: list[int], description: str, timeout: float, options: Options
 ) -> ProcessGroup:
-    """Return a group of Rankscope for torch's global ranks `ranks`: a new one.
-
-    On a fresh rank of a notebook, before `rejoin`, it is the one that the others have.
-    """
+    """Return a group for torch's `ranks`: a new one, or on a fresh rank the others'."""
     known = default_ranks()
     if not known:
         raise DistBackendError(

@@ -232,10 +232,7 @@ def cpu_backend(group: c10d.ProcessGroup) -> Any:
 
 
 def renumber(group: c10d.ProcessGroup, ranks: Sequence[int]) -> None:
-    """Have torch know `ranks` as the global ranks of `group`.
-
-    A group that loses ranks stays the same object, which modules hold.
-    """
+    """Have torch know `ranks` as the global ranks of `group`, which has lost some."""
     c10d_module._world.pg_group_ranks[group] = {
         rank: place for place, rank in enumerate(ranks)
     }
@@ -313,10 +310,7 @@ def restore_local_tensors(model: Any) -> None:
 
 
 def restore_precision(model: Any) -> None:
-    """Have a DDP model with mixed precision be as between two backward passes.
-
-    After one that failed, parameters have less precision, and hooks are left.
-    """
+    """Have a DDP model with mixed precision be as between two backward passes."""
     if model.mixed_precision is None:
         return
     for parameter in model.module.parameters():
@@ -348,8 +342,5 @@ def _innermost(store: Any) -> Any:
 
 
 def groups_name(description: str) -> str:
-    """Return the name that a person reads for a group of torch; empty: its ranks.
-
-    The groups of a DeviceMesh have the names of its dimensions.
-    """
+    """Return the name that a person reads for a group of torch; empty: its ranks."""
     return "" if description == "undefined" else description.removeprefix("mesh_")

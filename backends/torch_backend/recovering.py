@@ -159,10 +159,7 @@ def shrink(
 def reconfigure(
     group: Shell, handles: set[str] | list[str], timeout: timedelta | None
 ) -> None:
-    """Go on with the ranks of `handles`, as torch's ``_reconfigure`` says.
-
-    All ranks: `rebuild`; fewer: `shrink`. Both are for all groups of the process.
-    """
+    """Go on with the ranks of `handles`: `rebuild` with all of them, or `shrink`."""
     if group is not _groups()[0]:
         raise ValueError(
             f"reconfigure: {group.group.describe()}; expected the default group, whose "

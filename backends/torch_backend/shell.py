@@ -18,6 +18,7 @@ import torch
 
 from ..errors import DistBackendError
 from ..groups.api import destroy_process_group
+from ..groups.launched import LaunchedStore
 from ..groups.process_group import ProcessGroup
 from ..groups.world import world
 from ..rank_sets import name_ranks
@@ -79,7 +80,8 @@ class _Shell(Ops):
         )
         self._see_rebuilds()
         meeting.note_default_ranks(self.group.ranks)
-        if self._owns_world and meeting.joins_groups():
+        store = world.store
+        if self._owns_world and isinstance(store, LaunchedStore) and store.joins_groups:
             joining.begin(self._rank)
 
     def _see_rebuilds(self) -> None:

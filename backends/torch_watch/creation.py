@@ -18,7 +18,7 @@ from .gloo_sockets import count_connections, listening_sockets
 from .patching import replace
 from .private.groups import MAKER, Names, names
 
-__all__ = ["Made", "install", "known_groups", "made_of", "note_rebuilt"]
+__all__ = ["Made", "install", "known_groups", "made_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,13 +113,6 @@ def install(
         return make
 
     return replace(torch.c10d, MAKER, wrap)
-
-
-def note_rebuilt(group: Any, before: Made, generation: int) -> None:
-    """Give `group` the place and the name of the group that it replaces."""
-    made = made_of(group)
-    made.place, made.name, made.generation = before.place, before.name, generation
-    made.aborts = before.aborts
 
 
 def _note(group: Any, arguments: Mapping[str, Any]) -> Made:

@@ -84,10 +84,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Callable[[], None]:
-    """Put ``wrapper(function)`` in the place of a function; return the undoing.
-
-    Nothing is done where `owner` has no such function.
-    """
+    """Put ``wrapper(function)`` in the place of a function; return the undoing."""
     original = getattr(owner, name, None)
     if original is None:
         return lambda: None

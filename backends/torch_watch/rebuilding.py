@@ -17,7 +17,7 @@ from ..groups.key import GroupKey
 from ..rank_sets import name_ranks
 from ..routes import address_towards
 from ..stores.base import Store
-from . import creation, holders
+from . import holders
 from .aborting import abort
 from .creation import made_of
 from .private.groups import Names, names
@@ -68,12 +68,14 @@ def rebuild(group: Any, generation: int | None, store: Store) -> Any:
         # Where that fails, the group is in the registry as it was.
         with torch.out_of_registry(group) as places:
             new = _make(torch, arguments, is_default, places, fresh, deadline)
-        creation.note_rebuilt(new, made, generation)
-        made_of(new).stale = [
+        known = made_of(new)
+        known.place, known.name, known.generation = made.place, made.name, generation
+        known.aborts = made.aborts
+        known.stale = [
             *(f"{one} holds the old group" for one in holders.move(group, new)),
             *holders.reset(new),
         ]
-        for sentence in made_of(new).stale:
+        for sentence in known.stale:
             _log.warning("torch's group %r was rebuilt, but %s", name, sentence)
         return new
 

@@ -148,10 +148,7 @@ class TorchRecord(OpEntry):
         return self
 
     def take_arrays(self, entry: Entry) -> None:
-        """Take sizes and dtypes from an entry, if it has them; the op is known by now.
-
-        The call that issued the op knows its type better than the entry.
-        """
+        """Take sizes and dtypes from an entry, if it has them."""
         sizes = [list(size) for size in entry["input_sizes"]]
         dtypes = [_NUMPY.get(one, one.lower()) for one in entry["input_dtypes"]]
         if not self.op_type.spec.in_place and not self.op_type.is_p2p:

@@ -322,10 +322,7 @@ class Tracker:
         return changed
 
     def find_frames(self, least: float) -> None:
-        """Look up the user's line of ops that wait, and that no Python call issued.
-
-        Of those alone that are `least` seconds old: a look-up takes longer than an op.
-        """
+        """Look up the line of ops of C++ that are `least` s old: it takes a while."""
         now_ns = time.time_ns()
         for record in self._open.values():
             age = (now_ns - record.created_ns) / 1e9

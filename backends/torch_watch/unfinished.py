@@ -132,10 +132,7 @@ class UnfinishedGroup(WatchedGroup):
 
 
 class UnfinishedGroups:
-    """The groups that this process is making just now.
-
-    ``key_of`` returns a group's key by torch's name and description, and its ranks.
-    """
+    """The groups that this process is making; ``key_of`` returns the key of one."""
 
     def __init__(self, key_of: Callable[[str, str, tuple[int, ...]], GroupKey]) -> None:
         self._key_of = key_of

@@ -100,5 +100,5 @@ def init_group(
     )
     # Aborted as on the others: this rank is fresh among them.
     if default is not None and default.aborted is not None:
-        meeting = import_module("rankscope.backends.torch_backend.meeting")
-        meeting.join_others(rank)
+        joining = import_module("rankscope.backends.torch_backend.joining")
+        joining.begin(rank, in_cells=True)

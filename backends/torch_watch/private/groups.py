@@ -73,10 +73,7 @@ class Names:
     # -- the registry ---------------------------------------------------------------
 
     def groups(self) -> list[Any]:
-        """Return the registered ``ProcessGroup`` objects, in the order of creation.
-
-        Without those whose ops a group of Rankscope does, and which the board has.
-        """
+        """Return the groups, oldest first, but those whose ops Rankscope does."""
         # A copy: another thread may make a group, or rebuild one.
         found = list(getattr(self.registry, "pg_map", ()))
         return [group for group in found if not hasattr(group, "of_rankscope")]
