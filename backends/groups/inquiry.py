@@ -45,6 +45,7 @@ __all__ = [
     "locate_with",
     "main_thread_place",
     "message_of",
+    "raised_at",
 ]
 
 _log = logging.getLogger(__name__)
@@ -129,6 +130,16 @@ def handled_exception() -> tuple[str, str]:
     error = current_exception()
     if error is None or isinstance(error, DistError):
         return "", ""
+    return _raised(error)
+
+
+def raised_at(error: BaseException) -> str:
+    """Return an exception and the line that raised it: ``KeyError: 7 at data.py:5``."""
+    text, line = _raised(error)
+    return f"{text} at {line}" if line else text
+
+
+def _raised(error: BaseException) -> tuple[str, str]:
     name, text = type(error).__qualname__, message_of(error).partition("\n")[0]
     return (f"{name}: {text}" if text else name)[:LONGEST_TEXT], line_of(error)
 

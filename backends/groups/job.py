@@ -68,8 +68,9 @@ class Job:
         self._ends: EndedRanks | None = None
         #: The line that has destroyed all groups, until there are others.
         self.groups_ended_at = ""
-        #: The last exception that ended a thread, as a report's facts have it.
-        self.thread_exception: dict[str, Any] | None = None
+        #: The last exception that ended a thread, of a cell in this one alone, and the
+        #: line that raised it: ``KeyError: 7 at data.py:5``.
+        self.thread_exception = ""
         #: The line whose `sys.exit` ends the process, where a launcher of ours saw it.
         self.exit_line = ""
         self._script = script_frame()

@@ -119,7 +119,7 @@ def write_part(
         "recorded": recorded,
         "rendezvous": making,
         "exception": _exception(error, ended),
-        "thread_exception": world.thread_exception,
+        "thread_exception": world.thread_exception or None,
         "memory": _memory(),
         "versions": _versions(),
         "environment": facts_of(),

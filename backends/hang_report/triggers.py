@@ -12,11 +12,11 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DistAbortedError
+from ..groups.thread_exceptions import note_exceptions_of_threads
 from ..groups.unattended import before_leave, on_overdue
 from ..groups.world import world
 from ..stores.base import RANK_0, Store
 from .c_signals import PausedHandler, end_by, handle_by
-from .part import told_of
 from .polling import until
 from .reporter import Reporter
 from .reports import Wish, is_consequence
@@ -148,19 +148,6 @@ def install_excepthook(reporter: Reporter) -> None:
         original(kind, error, traceback)
 
     sys.excepthook = show
-
-
-def note_exceptions_of_threads() -> None:
-    """Have reports tell the last exception that has ended a thread."""
-    original = threading.excepthook
-
-    def note(end: threading.ExceptHookArgs) -> None:
-        # As text: the exception would keep what its frames hold.
-        if isinstance(end.exc_value, Exception):
-            world.thread_exception = told_of(end.exc_value)
-        original(end)
-
-    threading.excepthook = note
 
 
 def install_termination(reporter: Reporter) -> None:

@@ -82,6 +82,7 @@ def _of_rank(view: RankView, known: _Known, now: float) -> RankEvidence:
         called=view.called or None,
         exception=view.exception or None,
         exception_line=SourceLine.of(view.exception_line),
+        thread_exception=view.thread_exception or None,
         death=view.death,
         silence=silence,
         last_cell_exit=view.last_cell_exit or IN_NO_CELL,

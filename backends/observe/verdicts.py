@@ -85,6 +85,8 @@ class RankView:
     #: line that raised it; empty without one.
     exception: str = ""
     exception_line: str = ""
+    #: The last exception that ended another thread of it, with the line.
+    thread_exception: str = ""
     #: Whether the records could be read: else nothing it has issued is known.
     recorded: bool = True
 

@@ -19,7 +19,7 @@ from ..observe.verdicts import Fault, Verdict
 from ..rank_sets import group_by, name_ranks, tell_ranks
 from .evidence_file import RawFile, UnreadableError
 from .tracebacks import Raised, evidence_of
-from .user_frames import MOST, Frame, position
+from .user_frames import MOST, Frame
 
 __all__ = [
     "FORM",
@@ -132,7 +132,7 @@ class FactsReader:
             replace(
                 found,
                 groups_ended_at=_text(facts, "groups_ended_at"),
-                thread_exception=_of_thread(facts.get("thread_exception")),
+                thread_exception=_text(facts, "thread_exception"),
                 death=death,
                 silence=_text(facts, "silence"),
                 has_left=has_left or None,
@@ -391,14 +391,6 @@ def _raised(given: Any) -> Raised | None:
     text = given["text"].partition("\n")[0]
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     return Raised(text, tuple(frames))
-
-
-def _of_thread(given: Any) -> str | None:
-    raised = _raised(given)
-    if raised is None:
-        return None
-    line, _ = position(raised.frames)
-    return f"{raised.text} at {line}" if line else raised.text
 
 
 def _handled(exception: Any) -> list[Raised]:

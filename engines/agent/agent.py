@@ -27,6 +27,7 @@ from rankscope.backends.devices.cuda_device import assign_device
 from rankscope.backends.groups.api import fail_on_async_error
 from rankscope.backends.groups.inquiry import locate_with
 from rankscope.backends.groups.remedies import note_notebook
+from rankscope.backends.groups.thread_exceptions import note_exceptions_of_threads
 from rankscope.backends.groups.unattended import attendance
 from rankscope.backends.groups.world import world
 from rankscope.backends.launch_variables import (
@@ -180,6 +181,7 @@ class Agent:
         self._adapt_shell()
         recorder.set_source_namer(source.describe)
         locate_with(self.cells.place)
+        note_exceptions_of_threads()
         attendance.append(lambda: True)
         recorder.on_change(self._publisher.note_change)
 

@@ -186,6 +186,8 @@ class Cells:
                 self.source.note(info.raw_cell, self.number, sender)
         # An error that no cell caused, and that the group has reported.
         take_async_error()
+        # A thread that an earlier cell has lost is no reason for what this one awaits.
+        world.thread_exception = ""
         self._before()
         unwaited.begin()
         with suppress(RuntimeError):

@@ -269,6 +269,7 @@ def _view(
         last_cell_op=one.last_cell_op,
         exception=exception,
         exception_line=exception_line,
+        thread_exception=stacks.thread_exceptions.get(one.rank, ""),
     )
 
 

@@ -63,6 +63,8 @@ class RankStacks:
     errors: dict[int, str] = field(default_factory=dict)
     #: Rank → the exception that its main thread handles, and the line that raised it.
     exceptions: dict[int, tuple[str, str]] = field(default_factory=dict)
+    #: Rank → the last exception that ended a thread of it, with the line.
+    thread_exceptions: dict[int, str] = field(default_factory=dict)
 
     def main_frames(self, rank: int) -> tuple[Frame, ...]:
         """Return the calls of a rank's main thread; none where it did not answer."""
@@ -186,6 +188,7 @@ def stacks_of(registry: RankRegistry, ranks: Sequence[int], every: bool) -> Rank
             rank: (one["exception"][0], one["exception"][1])
             for rank, one in answers.results.items()
         },
+        {rank: one["thread_exception"] for rank, one in answers.results.items()},
     )
 
 

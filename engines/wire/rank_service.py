@@ -89,6 +89,7 @@ class RankService:
         return {
             "location": self._location(),
             "exception": handled_exception(),
+            "thread_exception": world.thread_exception,
             "stacks": stacks,
         }
 

@@ -120,6 +120,8 @@ class StackList(TypedDict):
     location: str
     #: The exception that the main thread handles, and the line that raised it.
     exception: tuple[str, str]
+    #: The last exception that ended another thread, with the line; empty: none.
+    thread_exception: str
     #: Their fields as lists: JSON has no named tuples.
     stacks: list[Stack]
 

@@ -92,6 +92,38 @@ def test_the_library_in_which_a_rank_is_busy_is_named(cluster: Cluster) -> None:
     assert execution.wait(30)
 
 
+LOST = """\
+import queue, threading
+loaded = queue.Queue()
+def load():
+    raise KeyError(7)
+if rank == 1:
+    threading.Thread(target=load).start()
+    loaded.get()
+dist.all_reduce(np.ones(3))
+"""
+
+
+def test_that_a_thread_of_the_busy_rank_has_ended_is_told(cluster: Cluster) -> None:
+    lost = "a thread of it has ended with KeyError: 7 at cell 11 line 4"
+    execution = cluster.execute(LOST, cell=11)
+    until_at(cluster, [1], 11, 7)
+    verdicts = verdicts_of(cluster, waiting=[0, 2])
+    assert f"it is at cell 11 line 7, and {lost}; ranks" in str(verdicts[0])
+    cluster.abort(reason="seen")
+    cluster.interrupt()
+    assert execution.wait(30)
+    cluster.rebuild()
+    # The next cell does not wait for that thread.
+    execution = cluster.execute(HANG, cell=12)
+    until_at(cluster, [1], 12, 3)
+    verdicts = verdicts_of(cluster, waiting=[0, 2])
+    assert "it is at cell 12 line 3; ranks" in str(verdicts[0])
+    cluster.abort(reason="seen")
+    cluster.interrupt()
+    assert execution.wait(30)
+
+
 def _call(place: str, function: str, internal: bool = False) -> Frame:
     return Frame(place, 3, function, "", internal)
 
