@@ -299,7 +299,7 @@ def test_an_abort_ends_the_hang_and_says_why(
     assert f"Why: {verdict}" in cell.error
     assert re.search(r"; abort requested from a terminal at [\d:]+ Next: ", cell.error)
     banner = kernel(*BOARD).stream()
-    assert banner.startswith(f"Aborted: Group 'default': {verdict}")
+    assert banner.startswith(f"Aborted: Group 'default', before the abort: {verdict}")
     assert main(["diagnose"]) == 0
     aborted = "nothing hangs: .*; group 'default' is aborted: %dist_rebuild, or "
     assert re.match(aborted, capsys.readouterr().out)

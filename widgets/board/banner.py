@@ -194,10 +194,12 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
         if len(group.reasons) < len(group.base):
             where = f" on {name_ranks(group.reasons)}"
         told.setdefault(reason, []).append(f"{_named(group.key, groups)}{where}")
-    sentences = [
-        _sentence(f"group{'s' * (len(named) > 1)} {', '.join(named)}: {why}")
-        for why, named in told.items()
-    ]
+    sentences = []
+    for why, named in told.items():
+        # A verdict, which `as_reason` puts first, says what the ranks do at its time.
+        when = ", before the abort" if "; " in why else ""
+        those = f"group{'s' * (len(named) > 1)} {', '.join(named)}"
+        sentences.append(_sentence(f"{those}{when}: {why}"))
     sentences += [
         _sentence(text(one, 600)) for group in found for one in group.differences
     ]

@@ -692,8 +692,8 @@ class TestBanner:
         assert found.banner().picture == picture != ""
         # The cause once, then who aborted.
         assert found.banner().text == (
-            f"Group 'default': {verdicts[0]}; abort requested from the board at "
-            "12:00:00. Rebuild makes it usable again."
+            f"Group 'default', before the abort: {verdicts[0]}; abort requested from "
+            "the board at 12:00:00. Rebuild makes it usable again."
         )
         fresh = group(generation=1, completed=None, started=None, enqueued=None)
         found.update(cluster(*(rank(n, fresh) for n in range(4))), 102.0)
