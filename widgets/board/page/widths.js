@@ -152,7 +152,7 @@ export class Widths {
       const name = `.c-${this.columns[number].key}`;
       if (place === null) return `${name}{display:none}`;
       // The last column gets the rest of the width, and at least what it needs.
-      const last = number === this.columns.length - 1;
+      const last = number === this.columns.length - 1 && !found.below;
       const size = last ? "right:0" : `width:${place.width}px`;
       return `${name}{left:${place.left}px;${size}}`;
     });
