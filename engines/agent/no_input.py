@@ -13,7 +13,7 @@ from IPython.core.error import StdinNotImplementedError
 __all__ = ["end_cell_at_exit", "explain_input"]
 
 
-_HINT = "%dist_debug -r RANK opens the frame in which a rank failed"
+_HINT = "%dist_debug -r RANK opens the frame that failed"
 
 
 def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
@@ -21,8 +21,8 @@ def explain_input(kernel: Any, describe: Callable[[str, int], str]) -> None:
 
     def no_input(prompt: object = "", *args: object, **options: object) -> NoReturn:
         raise StdinNotImplementedError(
-            "input(): nobody types on a rank; %dist_push sends it a value of the "
-            f"notebook, and after an error {_HINT}"
+            "input(): nobody types on a rank; %dist_push sends it a value; after an "
+            f"error {_HINT}"
         )
 
     def no_debug(line: str) -> None:

@@ -353,7 +353,11 @@ def tell(errors: Iterable[RankError], after: str, found: str = "") -> str:
     first = (
         one for one in causes if not one.startswith(tuple(f"{c}; " for c in causes))
     )
-    return in_lines(what, "; ".join(first) or found, after)
+    why = "; ".join(first)
+    if why and not any(" #" in op for _, op in told):
+        # The ops were refused, and have no number: another cell's error is the cause.
+        why = f"the group was aborted earlier: {why}"
+    return in_lines(what, why or found, after)
 
 
 def _both_sides(why: str) -> list[str]:

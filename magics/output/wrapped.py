@@ -12,7 +12,9 @@ __all__ = ["fit", "lines_of", "wrapped"]
 WIDTH, NARROW = 100, 30
 
 #: What is one word: no line ends within it.
-_WORD = re.compile(r"\bcell \d+ line \d+|\branks? \d+(?:(?:–|, )\d+){0,3}|\w+ #\d+")
+_WORD = re.compile(
+    r"\bcell \d+ line \d+|\branks? \d+(?:(?:–|, )\d+){0,3}|\w+ #\d+|\bwaits? in it\b"
+)
 
 _room = WIDTH
 

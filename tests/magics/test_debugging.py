@@ -151,7 +151,7 @@ def test_what_asks_for_input_names_it(kernel: Kernel, code: str, said: str) -> N
     cell = kernel("%%distributed", code)
     shown = " ".join([*cell.stream("stderr").split(), *cell.error.split()])
     assert said in shown
-    assert "%dist_debug -r RANK opens the frame in which a rank failed" in shown
+    assert "%dist_debug -r RANK opens the frame that failed" in shown
     # It is the same on all ranks, and says so once.
     assert "[0]" not in shown
     assert shown.count(said) == 1

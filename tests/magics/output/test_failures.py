@@ -331,6 +331,15 @@ def test_a_reason_without_a_diagnosis_is_the_cause() -> None:
     )
 
 
+def test_of_an_op_that_an_aborted_group_refuses_the_abort_is_told_as_earlier() -> None:
+    said = DIAGNOSED.format("barrier in group 'default'", "{}", "all_reduce #2")
+    errors = [error(rank, "DistAbortedError", said.format(rank)) for rank in (0, 1)]
+    assert tell(errors, "").splitlines()[1] == (
+        "Why: the group was aborted earlier: rank 1 has not entered all_reduce #2; "
+        "abort requested from the board at 18:45:29"
+    )
+
+
 def test_a_cause_that_both_ranks_have_found_is_told_once() -> None:
     said = (
         "barrier #2 on rank {0}: the group was aborted: rank {1} sent {2} bytes where "

@@ -20,7 +20,7 @@ def test_no_line_ends_within_a_place() -> None:
 
 def test_a_rank_stands_with_its_number_and_an_op_with_its_own() -> None:
     before = "x" * (WIDTH - 6)
-    for one in ("rank 17", "ranks 0–3", "all_reduce #22"):
+    for one in ("rank 17", "ranks 0–3", "all_reduce #22", "wait in it"):
         assert wrapped(f"{before} {one}: failed").splitlines()[0] == before
 
 
