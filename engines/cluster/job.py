@@ -201,8 +201,16 @@ def refusals(script: str, allow_abort: bool) -> dict[str, str]:
 
 def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
     if address is None:
-        file = _only(job_files())
-        return file.host, file.port, key or file.key
+        files = job_files()
+        if not files:
+            raise ClusterError(
+                "no job of this user runs here: give the address that rank 0 printed "
+                "(%dist_attach HOST:PORT --key KEY)"
+            )
+        if len(files) > 1:
+            listed = ", ".join(f"{one.address} ({one.script})" for one in files)
+            raise ClusterError(f"several jobs run: give the address of one: {listed}")
+        return files[0].host, files[0].port, key or files[0].key
     host, colon, number = address.rpartition(":")
     if not colon or not number.isdecimal() or not 0 < int(number) < 65536:
         raise ClusterError(f"{address!r} is no address: HOST:PORT is expected")
@@ -216,18 +224,6 @@ def _find(address: str | None, key: str | None) -> tuple[str, int, str]:
             f"0 printed (%dist_attach {address} --key KEY)"
         )
     return host, int(number), key
-
-
-def _only(files: Sequence[JobFile]) -> JobFile:
-    if not files:
-        raise ClusterError(
-            "no job of this user runs here: give the address that rank 0 printed "
-            "(%dist_attach HOST:PORT --key KEY)"
-        )
-    if len(files) > 1:
-        listed = ", ".join(f"{one.address} ({one.script})" for one in files)
-        raise ClusterError(f"several jobs run: give the address of one: {listed}")
-    return files[0]
 
 
 def _connect(host: str, port: int, key: str, timeout: float) -> TCPStore:

@@ -36,6 +36,8 @@ Message = dict[str, Any]
 
 #: Seconds by which two reports of one start may differ: the latency of a message.
 JITTER = 0.5
+#: The cell with when an op, and a stay at a line, began → what is the same meanwhile.
+_STARTS = {"since": ("generation", "op", "seq", "limit", "mood"), "at": ("line",)}
 #: Seconds without a heartbeat after which one is overdue: its period and some.
 LATE = 1.25
 
@@ -161,10 +163,9 @@ class BoardModel:
             if usual is not None:
                 usual = float(f"{usual:.2g}")
                 new |= {"median": usual, "usual": duration_text(usual)}
-        if _same_start(old, new):
-            new["since"] = old["since"]
-        if _same_line(old, new):
-            new["at"] = old["at"]
+        for since in _STARTS:
+            if _same_start(old, new, since):
+                new[since] = old[since]
         group.base[number] = new
         if status is not None:
             group.statuses[number] = status
@@ -344,23 +345,13 @@ class BoardModel:
         return found
 
 
-def _same_line(old: Cells, new: Cells) -> bool:
-    """Return whether the rank has been at its line since then, by both reports."""
+def _same_start(old: Cells, new: Cells, since: str) -> bool:
+    """Return whether both rows report the same start, at different times."""
     return (
-        "at" in old
-        and "at" in new
-        and old.get("line") == new.get("line")
-        and abs(float(old["at"]) - float(new["at"])) < JITTER
-    )
-
-
-def _same_start(old: Cells, new: Cells) -> bool:
-    """Return whether `new` and `old` report the same start, at different times."""
-    if "since" not in old or "since" not in new:
-        return False
-    same = ("generation", "op", "seq", "limit", "mood")
-    return abs(float(old["since"]) - float(new["since"])) < JITTER and all(
-        old.get(key) == new.get(key) for key in same
+        since in old
+        and since in new
+        and abs(float(old[since]) - float(new[since])) < JITTER
+        and all(old.get(key) == new.get(key) for key in _STARTS[since])
     )
 
 
