@@ -309,7 +309,8 @@ def brief_lines(errors: Iterable[Sequence[RankError]]) -> list[str]:
         first = alike[0]
         what = "op aborted" if first.is_abort_echo else first.ename
         if not first.ename.startswith("Dist"):
-            said = impersonal(first.rank, _one_line(first.evalue))
+            message = _DIAGNOSED.split(first.evalue, maxsplit=1)[0]
+            said = impersonal(first.rank, _one_line(message))
             what = ": ".join(filter(None, [what, _shorten(said)]))
         ranks = told.setdefault(f"{what}{place_of(first)}", [])
         ranks += [error.rank for error in alike]

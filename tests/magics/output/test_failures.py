@@ -212,6 +212,13 @@ def test_a_failed_cell_is_told_in_one_line(errors: list[RankError], line: str) -
     assert summary_of(errors) == line
 
 
+def test_the_line_that_opens_to_a_death_leaves_the_cause_to_the_error() -> None:
+    died = error(1, "EngineDied", "killed by SIGABRT; diagnosis: dtypes differ")
+    assert brief_lines([[died]]) == [
+        "rank 1: EngineDied: killed by SIGABRT at cell 7 line 3"
+    ]
+
+
 def test_the_line_that_opens_to_a_syntax_error_has_no_file() -> None:
     why = f"invalid syntax. {'Maybe you meant something else? ' * 2}"
     failed = error(0, "SyntaxError", f"{why}(2870688529.py, line 2)")
