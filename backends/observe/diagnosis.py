@@ -189,8 +189,8 @@ _NEVER_MEET = (
 )
 
 _NO_ANSWER = (
-    "the group is not made there yet, the process has ended, is stopped or holds the "
-    "GIL, or the host is out of reach"
+    "the group is not made there yet, the process has ended, is stopped, overloaded or "
+    "holds the GIL, or the host is out of reach"
 )
 
 
@@ -214,7 +214,8 @@ def explain(spec: GroupSpec, generation: int, answers: Answers) -> Explanation |
     verdicts = [one for one in verdicts if one.op] or verdicts
     final = [one for one in verdicts if _is_final(one, spec, generation, views)]
     text, culprits = in_one(final or verdicts)
-    return Explanation(text, culprits, final=bool(final)) if text else None
+    silent = {Fault.RANK_NOT_RESPONDING} == {one.fault for one in verdicts}
+    return Explanation(text, culprits, bool(final), silent) if text else None
 
 
 def _is_final(

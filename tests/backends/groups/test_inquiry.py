@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import threading
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,7 +19,9 @@ import rankscope as dist
 from rankscope.backends.conformance.ranks import Rank, Ranks, run_ranks
 from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups import deadlines, inquiry
+from rankscope.backends.groups.config import BackendConfig
 from rankscope.backends.groups.inquiry import Place, locate_with, main_thread_place
+from rankscope.backends.groups.spec import GroupSpec
 from rankscope.backends.groups.world import DEFAULT, world
 from rankscope.backends.stores.process_end import is_stopped
 from tests.backends.store_backend import register
@@ -285,6 +289,21 @@ def test_a_question_at_the_end_of_python_raises_nothing(
     asked = object.__new__(inquiry.Inquiry)
     asked._thread_name = "inquiry"
     asked.answer(7)
+
+
+@pytest.mark.parametrize(("silent", "believed"), [(True, False), (False, True)])
+def test_a_rank_that_runs_does_not_believe_that_it_is_silent(
+    silent: bool, believed: bool
+) -> None:
+    """On a busy host its answer comes late, and the first to ask names it."""
+    store = dist.HashStore()
+    found = inquiry.Explanation("rank 3 has not answered", (3,), silent=silent)
+    store.set("inquiry/1", b"0")
+    store.set("inquiry/1/found", json.dumps(asdict(found)))
+    spec = GroupSpec("default", range(4), 3, BackendConfig("cpu:tcp"), 3.0)
+    asked = inquiry.Inquiry(spec, 0, store)
+    told = asked._ask_ranks(inquiry.Question(store))
+    assert (told is not None) is believed
 
 
 def test_a_main_thread_that_waits_for_another_is_where_that_one_is() -> None:

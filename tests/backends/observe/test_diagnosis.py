@@ -190,6 +190,8 @@ def test_a_rank_that_has_left_is_no_cause_of_an_op_that_does_not_need_it(
     assert stopped is not None
     assert stopped.culprits == (0,)
     assert "rank 0 has not answered since " in stopped.text
+    assert stopped.silent
+    assert not left.silent
     assert not left.final
     assert not stopped.final
 
