@@ -62,8 +62,7 @@ def deaths(culprits: Collection[int], evidence: Evidence) -> str:
 
     def death(rank: int) -> str:
         how = str(evidence.rank(rank).death).removeprefix(f"rank {rank} ")
-        # Of an object in the text of an exception, it differs.
-        return _ADDRESS.sub(">", how)
+        return _without_addresses(how)
 
     died = group_by(sorted(culprits), death)
     told = [tell_ranks(ranks, how) for how, ranks in died.items()]
@@ -74,11 +73,19 @@ def deaths(culprits: Collection[int], evidence: Evidence) -> str:
 
 def exceptions(culprits: Collection[int], evidence: Evidence, told: str) -> list[str]:
     """Return the exceptions that ranks handle and that `told` does not have."""
+    known = _without_addresses(told)
     return [
         f"rank {rank} {_handles(one)}"
         for rank, one in evidence.ranks.items()
-        if rank in culprits and one.exception and one.exception not in told
+        if rank in culprits
+        and one.exception
+        and _without_addresses(one.exception) not in known
     ]
+
+
+def _without_addresses(text: str) -> str:
+    """Leave out where objects in the text of an exception are: ranks differ in it."""
+    return _ADDRESS.sub(">", text)
 
 
 def silences(culprits: Collection[int], evidence: Evidence) -> str:

@@ -21,6 +21,7 @@ from rankscope.backends.observe.evidence import (
     combine,
 )
 from rankscope.backends.observe.root_cause import find_root_causes
+from rankscope.backends.observe.root_cause.facts import exceptions
 from rankscope.backends.observe.root_cause.graph import (
     final_components,
     is_acyclic,
@@ -728,6 +729,7 @@ def test_ranks_that_died_alike_are_told_together() -> None:
     assert found.text.startswith(
         f"ranks 1–2 ended with {error}> at a:1; rank 3 was killed by signal 9; rank 0 "
     )
+    assert exceptions(found.culprits, combine(dead), found.text) == []
 
 
 def test_where_a_rank_is_and_what_it_handles_are_told() -> None:
