@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..observe.evidence import RankEvidence
 
-__all__ = ["EvidenceFile", "RawFile", "Reader", "UnreadableError"]
+__all__ = ["EvidenceFile", "RawFile", "Reader", "UnreadableError", "parse_json"]
 
 
 class UnreadableError(ValueError):
@@ -24,12 +25,26 @@ class RawFile:
     #: When it was last modified, ``time.time_ns``; None: not known.
     modified_ns: int | None = None
 
+    def text(self, most: int = 64 << 20) -> str:
+        """Return its text; raises `UnreadableError` beyond `most` bytes."""
+        if len(self.data) > most:
+            raise UnreadableError(f"it has more than {most >> 20} MiB")
+        return self.data.decode("utf-8", errors="replace")
+
     @property
     def name(self) -> str:
         """The last part of its path, without ``.gz``: ``bz2`` has a digit."""
         last = self.path.replace("\\", "/").rpartition("/")[2]
         stem, _, suffix = last.rpartition(".")
         return stem if stem and suffix in ("gz", "bz2", "xz") else last
+
+
+def parse_json(text: str) -> Any:
+    """Return what a file has as JSON; raises `UnreadableError`."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"its JSON cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

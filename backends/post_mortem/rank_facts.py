@@ -6,7 +6,6 @@ beside them, in forms that others write, too.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from ..observe.evidence import Evidence, RankEvidence, SourceLine
 from ..observe.root_cause import STALL
 from ..observe.verdicts import Fault, Verdict
 from ..rank_sets import group_by, name_ranks, tell_ranks
-from .evidence_file import RawFile, UnreadableError
+from .evidence_file import RawFile, UnreadableError, parse_json
 from .tracebacks import Raised, evidence_of
 from .user_frames import MOST, Frame
 
@@ -96,7 +95,9 @@ class FactsReader:
         return f'"{FORM}"'.encode() in file.data[:64]
 
     def read(self, file: RawFile) -> list[RankEvidence]:
-        facts = _load(file.data)
+        facts = parse_json(file.text(_LARGEST))
+        if not isinstance(facts, dict):
+            raise UnreadableError("it is no object")
         rank = facts.get("rank")
         if type(rank) is not int or rank < 0:
             raise UnreadableError("it does not say of which rank it is")
@@ -360,18 +361,6 @@ def _place(one: RankEvidence) -> str:
         called = f" in {one.called}" if one.called else ""
         return f"has not come to it: it is at {one.location}{called}"
     return "is missing"
-
-
-def _load(data: bytes) -> dict[str, Any]:
-    if len(data) > _LARGEST:
-        raise UnreadableError(f"it has more than {_LARGEST >> 20} MiB")
-    try:
-        facts = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"its JSON cannot be read: {error}") from error
-    if not isinstance(facts, dict):
-        raise UnreadableError("it is no object")
-    return facts
 
 
 def _text(facts: Mapping[str, Any], key: str, most: int = 300) -> str | None:

@@ -18,8 +18,6 @@ from .evidence_file import RawFile, UnreadableError
 
 __all__ = ["RasReader"]
 
-#: Bytes of a report at most.
-_LARGEST = 64 << 20
 #: Bytes at the beginning by which a report is recognised.
 _BEGINNING = 1 << 14
 
@@ -48,9 +46,7 @@ class RasReader:
 
     def read(self, file: RawFile) -> list[RankEvidence]:
         """Return what the report tells of each rank of the communicator of all."""
-        if len(file.data) > _LARGEST:
-            raise UnreadableError(f"it has more than {_LARGEST >> 20} MiB")
-        text = file.data.decode("utf-8", errors="replace")
+        text = file.text()
         try:
             communicators = parse_report(text)
         except LibraryFailure as error:

@@ -6,14 +6,13 @@ came. A rank is what the file states, in its name or in its text; else it is not
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..observe.evidence import RankEvidence
-from .evidence_file import RawFile, UnreadableError
+from .evidence_file import RawFile, UnreadableError, parse_json
 from .user_frames import (
     LONGEST,
     MOST,
@@ -33,8 +32,6 @@ __all__ = [
     "threads_in",
 ]
 
-#: Bytes of a file of stacks at most.
-LARGEST = 64 << 20
 #: Processes without a rank that a problem tells of.
 MOST_TOLD = 8
 #: Bytes at the beginning by which a file is recognised; a log may stand before it.
@@ -208,16 +205,10 @@ def _calls(thread: Thread) -> list[Frame]:
 
 def frames_of_main(file: RawFile) -> list[Frame]:
     """Return the main thread's calls, as JSON of py-spy; raises `UnreadableError`."""
-    for process in _from_json(_text(file)):
+    for process in _from_json(file.text()):
         if (frames := _main_frames(process)) is not None:
             return frames
     raise UnreadableError("py-spy shows no main thread of Python in it")
-
-
-def _text(file: RawFile) -> str:
-    if len(file.data) > LARGEST:
-        raise UnreadableError(f"it has more than {LARGEST >> 20} MiB")
-    return file.data.decode("utf-8", errors="replace")
 
 
 class PySpyReader:
@@ -234,7 +225,7 @@ class PySpyReader:
         return any(_PY_SPY_THREAD.match(line) for line in text.splitlines())
 
     def read(self, file: RawFile) -> list[RankEvidence]:
-        text = _text(file)
+        text = file.text()
         if text.lstrip()[:1] == "[":
             return _evidence(file, _from_json(text))
         return _evidence(file, threads_in(text.splitlines()))
@@ -251,14 +242,11 @@ class FaulthandlerReader:
 
     def read(self, file: RawFile) -> list[RankEvidence]:
         """Return the main thread's line of each rank: of its last dump."""
-        return _evidence(file, threads_in(_text(file).splitlines()))
+        return _evidence(file, threads_in(file.text().splitlines()))
 
 
 def _from_json(text: str) -> list[_Process]:
-    try:
-        listed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"its JSON cannot be read: {error}") from error
+    listed = parse_json(text)
     processes: dict[int, _Process] = {}
     for one in listed if isinstance(listed, list) else ():
         if not isinstance(one, Mapping) or type(one.get("pid")) is not int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..observe.evidence import RankEvidence
-from .evidence_file import RawFile, UnreadableError
+from .evidence_file import RawFile, UnreadableError, parse_json
 from .log_lines import host_in
 from .tracebacks import Raised, TracebackReader, evidence_of, raised_in
 from .user_frames import position, rank_in_name
@@ -142,9 +141,7 @@ class ErrorFileReader:
 
     def read(self, file: RawFile, rank: int | None = None) -> list[RankEvidence]:
         """Return the exception, of `rank` or of the rank that its name states."""
-        if len(file.data) > _LARGEST:
-            raise UnreadableError(f"it has more than {_LARGEST >> 20} MiB")
-        raised = _error(file.data)
+        raised = _error(file.text(_LARGEST))
         rank = rank_in_name(file.path) if rank is None else rank
         if rank is None:
             line, _ = position(raised.frames)
@@ -155,11 +152,9 @@ class ErrorFileReader:
         return [evidence_of(rank, [raised], file.path)]
 
 
-def _error(data: bytes) -> Raised:
-    try:
-        message = json.loads(data.decode("utf-8", errors="replace"))["message"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnreadableError(f"its JSON cannot be read: {error!r}") from error
+def _error(text: str) -> Raised:
+    told = parse_json(text)
+    message = told.get("message") if isinstance(told, dict) else None
     if isinstance(message, str):
         return Raised(message[:300], ())
     if not isinstance(message, Mapping) or not isinstance(message.get("message"), str):
