@@ -18,9 +18,16 @@ from ..groups.inquiry import current_exception, main_thread_place
 from .c_signals import end_by
 from .conclusion import Conclusion
 from .host_rank import HostRank
-from .last_line import last_line, last_ops, tells
+from .last_line import (
+    LAST_OVER_HOSTS,
+    SERVER_WAIT,
+    KeyValues,
+    OverHosts,
+    last_line,
+    last_ops,
+    tells,
+)
 from .meeting import Meeting
-from .over_hosts import LAST, SERVER_WAIT, KeyValues, OverHosts
 from .place import Place
 from .polling import until
 from .reports import LOOK as FROM_OUTSIDE
@@ -174,7 +181,7 @@ class Reporter:
 
         def leave() -> None:
             try:
-                ops = last_ops(LAST)
+                ops = last_ops(LAST_OVER_HOSTS)
                 found.leave(store, rank, size, this_host(), ops, serves=serves)
                 found.unknown = ""
             except Exception as error:  # noqa: BLE001 - the program goes on

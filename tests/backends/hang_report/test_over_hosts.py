@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rankscope.backends.hang_report import over_hosts, reporter
+from rankscope.backends.hang_report import last_line, reporter
+from rankscope.backends.hang_report.last_line import LAST_OVER_HOSTS, OverHosts
 from rankscope.backends.hang_report.meeting import Meeting
-from rankscope.backends.hang_report.over_hosts import LAST, OverHosts
 from rankscope.backends.hang_report.place import Place
 from rankscope.backends.hang_report.reporter import Reporter
 from rankscope.backends.hang_report.settings import Settings
@@ -35,7 +35,7 @@ class Counting(HashStore):
 def late(rank: int) -> Run:
     """Four ranks on two hosts, whose clocks differ by seconds."""
     run = Run(4, heavy=0.1, clocks={2: AHEAD, 3: AHEAD})
-    return run.steps(LAST + 1, lambda n, one: 21 if one == rank else 1)
+    return run.steps(LAST_OVER_HOSTS + 1, lambda n, one: 21 if one == rank else 1)
 
 
 def leave(
@@ -67,7 +67,7 @@ def test_who_comes_last_says_who_was_late_on_whichever_host(rank: int) -> None:
 
 
 def test_nothing_is_said_where_nothing_is_certain_or_a_rank_has_died() -> None:
-    quiet = Run(4, heavy=0.1, clocks={2: AHEAD, 3: AHEAD}).steps(LAST + 1)
+    quiet = Run(4, heavy=0.1, clocks={2: AHEAD, 3: AHEAD}).steps(LAST_OVER_HOSTS + 1)
     assert {one.line for one in leave(HashStore(), quiet).values()} == {""}
     found = leave(HashStore(), late(1), range(3))
     assert {one.line for one in found.values()} == {""}
@@ -85,14 +85,14 @@ def test_who_serves_the_store_waits_for_the_others_but_not_for_ever(
     store, ops = HashStore(), late(1).dumps()[0]
     naps: list[float] = []
     monkeypatch.setattr("time.sleep", naps.append)
-    monkeypatch.setattr(over_hosts, "SERVER_WAIT", 0.01)
+    monkeypatch.setattr(last_line, "SERVER_WAIT", 0.01)
     one = OverHosts()
     one.leave(store, 0, 2, "a", ops, serves=True)
     assert one.has_left
     assert naps
     # The other one has read all of them while this one waited.
     naps.clear()
-    monkeypatch.setattr(over_hosts, "SERVER_WAIT", 60.0)
+    monkeypatch.setattr(last_line, "SERVER_WAIT", 60.0)
     store.set("rankscope/last_ops/2/read", "1")
     one.leave(store, 0, 2, "a", ops, serves=True)
     assert not naps
