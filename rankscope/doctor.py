@@ -19,6 +19,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -340,12 +341,7 @@ def _version(package: str) -> str | None:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: (7, 4) of ``7.4.0rc1``."""
-    numbers = []
-    for part in version.split(".")[:2]:
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+    return tuple(map(int, takewhile(str.isdigit, version.split(".")[:2])))
 
 
 # -- limits ----------------------------------------------------------------------

@@ -8,6 +8,7 @@ too. The thread needs no GIL.
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -147,8 +148,6 @@ def _at_home(stem: str, user: int) -> str:
     """Return `stem` with the home folder of a user in the place of ``~``."""
     if not stem.startswith("~"):
         return stem
-    import pwd  # not on every system
-
     try:
         return pwd.getpwuid(user).pw_dir + stem[1:]
     except KeyError:
