@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
     watched = [one for source in world.sources for one in source.records()]
     if last is not None:
         records = newest(records, last, Record.course)
-        watched = newest(watched, last, _course_of_watched)
+        fields = itemgetter("group_id", "generation", "is_p2p", "state")
+        watched = newest(watched, last, lambda one: Course(*fields(one)))
     groups: dict[str, dict[str, Any]] = {
         record.status.group_id: {
             "name": record.group,
@@ -122,11 +124,6 @@ def local_dump(last: int | None = None) -> dict[str, Any]:
         "groups": groups,
         "records": [*(record.as_dict() for record in records), *watched],
     }
-
-
-def _course_of_watched(record: Mapping[str, Any]) -> Course:
-    group, generation = record["group_id"], record["generation"]
-    return Course(group, generation, record["is_p2p"], record["state"])
 
 
 def save_flight_recorder(

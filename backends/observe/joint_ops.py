@@ -163,7 +163,8 @@ def followed(records: Iterable[Record]) -> Iterator[Followed]:
         # Where a root does not wait for the others, or they not for each other, who is
         # late is not known.
         joint = spec_of(record["op"]).joint
-        is_joint = joint and not unequal and not _is_empty(record)
+        # Nor where a rank has an array without an element: it may not wait, either.
+        is_joint = joint and not unequal and all(map(all, record["sizes"]))
         if is_joint and key in since:
             before, blocked, excused = since[key]
             if record.get("device_ns"):
@@ -196,11 +197,6 @@ def _is_unequal(record: Record) -> bool:
         return True
     sizes = {tuple(size) for size in record["sizes"]}
     return spec_of(record["op"]).runs_empty and len(sizes) > 1
-
-
-def _is_empty(record: Record) -> bool:
-    """Return whether an array has no element: its rank may not wait for the others."""
-    return any(0 in size for size in record["sizes"])
 
 
 def _blocked(record: Record) -> int:
