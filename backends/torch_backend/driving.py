@@ -80,12 +80,9 @@ class _Future(torch.futures.Future):  # type: ignore[misc]
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         child = ChainedFuture(self, callback)
-        self._chain(child)
-        return child
-
-    def _chain(self, child: ChainedFuture) -> None:
         # Torch passes a future that is not of this class: the child knows this one.
         super().add_done_callback(lambda _: child.run())
+        return child
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         super().add_done_callback(lambda _: callback(self))
@@ -143,16 +140,22 @@ class OpFuture(_Future):
     def settle(self) -> None:
         self._end(self.outputs, self.work.exception())
 
-    def drive(self) -> None:
-        if self.backward is not None:
-            self.backward.settle_until(self)
-            return
+    def synchronize(self) -> None:
+        """Wait for the op, and end as it has ended."""
         try:
             # On a device wait() would let this thread go on before the op is over.
             self.work.synchronize()
         finally:
             if self.work.state.is_terminal:
                 self.settle()
+
+    def drive(self) -> None:
+        if self.backward is None:
+            self.synchronize()
+            return
+        # In order: those before it, too.
+        while self.backward.pending and not self.done():
+            self.backward.settle_next()
 
 
 class ChainedFuture(_Future):
@@ -224,19 +227,9 @@ class Backward:
         finally:
             _driving.backward = outer
 
-    def settle_until(self, future: OpFuture) -> None:
-        """Wait for the ops up to that of `future`, in order."""
-        while self.pending and not future.done():
-            self.settle_next()
-
     def settle_next(self) -> None:
         """Wait for the oldest op, end its future and call its callbacks."""
-        oldest = self.pending.popleft()
-        try:
-            oldest.work.synchronize()
-        finally:
-            if oldest.work.state.is_terminal:
-                oldest.settle()
+        self.pending.popleft().synchronize()
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure

@@ -108,12 +108,6 @@ def joining() -> Joining | None:
 _joining: Joining | None = None
 
 
-def _fresh_ranks() -> list[int]:
-    store = world.store
-    arrivals = store.arrivals if isinstance(store, LaunchedStore) else {}
-    return [rank for rank, one in arrivals.items() if one["way"] == FRESH]
-
-
 # -- its groups ------------------------------------------------------------------
 
 # Whether this process was a fresh rank of a notebook, and the groups of the others that
@@ -199,16 +193,16 @@ def require_members(group: ProcessGroup, op: str, *, in_cells: bool) -> None:
     if group.key not in world.wrapped:
         return
     others = [rank for rank in group.ranks if rank != world.rank]
-    fresh = _fresh_ranks()
     lacking, remedy = [], ""
     if isinstance(store, LaunchedStore):
         if group.key.id not in _ids(store.arrivals.get(group.global_rank)):
             return  # it was made in this round
         for rank in others:
-            if rank in fresh:
+            arrival = store.arrivals.get(rank)
+            if arrival is not None and arrival["way"] == FRESH:
                 has = _await_told(rank, group, op)["groups"]
             else:
-                has = _ids(store.arrivals.get(rank))
+                has = _ids(arrival)
             if group.key.id not in has:
                 lacking.append(rank)
         remedy = "a fresh process makes those that the script makes at its start; "
