@@ -769,7 +769,8 @@ def test_many_dead_ranks_are_folded() -> None:
     made = [Simulated(rank, 64) for rank in range(64)]
     made[0].issue(OpType.ALL_REDUCE, 5)
     for one in made[1:]:
-        one.extra["death"] = f"rank {one.rank} is dead: killed by SIGKILL (pid 4711)"
+        how = f"killed by SIGKILL (pid {one.rank})"
+        one.extra["death"] = f"rank {one.rank} is dead: {how}"
     said = str(only(made))
     assert said.startswith("ranks 1–63 are dead; rank 1 is dead: killed by SIGKILL")
     assert said.count("SIGKILL") == 3
@@ -791,8 +792,8 @@ def test_of_a_crash_what_differed_is_the_cause(ranks: list[Simulated]) -> None:
     assert (found.fault, found.culprits) == (Fault.SIZE_MISMATCH, (2,))
     assert (found.dead, found.waiting, found.certain) == ((0, 1), (2, 3), True)
     assert str(found) == (
-        "rank 2 differs; rank 0 is dead: killed by SIGABRT; rank 1 is dead: killed by "
-        "SIGABRT; ranks 2–3 wait in barrier #2 (cell 7 line 5)"
+        "rank 2 differs; ranks 0–1 are dead: killed by SIGABRT; "
+        "ranks 2–3 wait in barrier #2 (cell 7 line 5)"
     )
 
 
