@@ -337,10 +337,13 @@ class Moment:
         """Return by how many ns the own time of `late` is above that of all others."""
         return _after({rank: one.own for rank, one in self.op.items()}, late)
 
-    def more(self, late: frozenset[int]) -> int:
-        """Return by how many ns `late` take longer than the fastest of the others."""
+    def own(self, late: frozenset[int]) -> tuple[int, int]:
+        """Return the least own time of `late`, and of the others, in ns.
+
+        Of the others, the one that nothing has delayed tells what the step takes.
+        """
         own = {rank: one.own for rank, one in self.op.items()}
-        return min(own[rank] for rank in late) - min(
+        return min(own[rank] for rank in late), min(
             time for rank, time in own.items() if rank not in late
         )
 

@@ -42,8 +42,8 @@ _SENTENCES = {
     Pattern.STEADY: "{who} {are} last to enter {ops}{elsewhere}, {times} of {of} times",
     Pattern.HOST: "{who} ({hosts}) are last to enter {ops}{elsewhere}, {times} of {of} "
     "times",
-    Pattern.SLOW: "{who} takes longer than the others before each {ops}{elsewhere}, "
-    "and is last to enter {times} of {of} times",
+    Pattern.SLOW: "{who} {take} longer than the others before each {ops}{elsewhere}, "
+    "and {are} last to enter {times} of {of} times",
     Pattern.TURNS: "{who} take turns in being last to enter {ops}, {times} of {of} "
     "times",
     Pattern.UNEVEN: "the ranks enter {ops} one after the other, {who} last {times} of "
@@ -105,6 +105,7 @@ class LateFinding:
         said = _SENTENCES[self.pattern].format(
             who=name_ranks(self.ranks),
             are="is" if one else "are",
+            take="takes" if one else "take",
             hosts=", ".join(self.hosts),
             times=self.times,
             of=self.of,

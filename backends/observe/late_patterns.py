@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, pstdev
@@ -44,7 +44,7 @@ OF_FEW = 1_500_000
 FIRM, EXCEPT = 20, 8
 FLOOR = 0.5
 #: Ops that are needed to see that a rank takes longer where it seldom is the last, and
-#: the part of them in which each other rank is nearly as fast as the fastest.
+#: the part of them in which each other rank is nearly as fast as most.
 MANY, OFTEN = 40, 0.25
 #: By how many times as long ranks have to be late as others were for a while.
 OUTLASTS = 5
@@ -94,38 +94,69 @@ def shape_of(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
 
 
 def _by_own_time(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
-    """Return the one rank that takes longer in each op, if each other often does not.
+    """Return the ranks that take longer in each op, if each other often does not.
 
-    Noise only adds: it is not there each time. Of many ranks the fastest one tells
-    nothing: all others take longer than it each time.
+    Noise only adds: it is not there each time, so that the least that a rank takes
+    tells what its work is. Few ops tell it only of those that are last in most.
     """
-    if ranks < 3 or len(ops) < MANY:
-        return None
-    more: dict[int, list[int]] = {rank: [] for rank in ops[0].op}
-    for one in ops:
-        own = sorted(entry.own for entry in one.op.values())
-        fast, next_to_it = own[(ranks - 1) // 4 :][:2]
-        for rank, entry in one.op.items():
-            more[rank].append(entry.own - (next_to_it if entry.own <= fast else fast))
-    usual = {rank: median(its) for rank, its in more.items()}
-    slow = [
+    few = len(ops) < MANY
+    own = {rank: [one.op[rank].own for one in ops] for rank in ops[0].op}
+    fast = _fast(own)
+    more = {rank: _more(its, fast[rank], not few) for rank, its in own.items()}
+    late = frozenset(
         rank
         for rank, its in more.items()
-        if usual[rank] >= OF_FEW and _in_each([one / usual[rank] for one in its])
-    ]
-    if len(slow) != 1:
+        if median(its) >= OF_FEW and _least(its) >= FLOOR * median(its)
+    )
+    if not 0 < len(late) <= ranks // 2 or (ranks > 2 and not _apart(ops, [late])):
         return None
-    half = FLOOR * usual[slow[0]]
-    for rank, its in more.items():
-        if rank not in slow and sum(one < half for one in its) < OFTEN * len(ops):
+    hits = [(one, late) for one in ops if one.last(len(late)) == late]
+    if len(hits) < (HALF * len(ops) if few else 1):
+        return None
+    if _why(hits, clocks) is not Pattern.STEADY:
+        return None
+    for rank in late:
+        others = [
+            _more(its, fast[rank], not few)
+            for other, its in own.items()
+            if other not in late
+        ]
+        if not _longer_than(others, more[rank]):
             return None
-    late = frozenset(slow)
-    hits = [(one, late) for one in ops if one.last(1) == late]
-    if not hits or _why(hits, clocks) is not Pattern.STEADY:
-        return None
-    if not _apart(ops, [late]):
-        return None
-    return Shape(Pattern.SLOW, (*slow,), hits)
+    return Shape(Pattern.SLOW, tuple(sorted(late)), hits)
+
+
+def _fast(own: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+    """Return what the fast ones beside each rank take in each op.
+
+    Of many ranks the fastest one tells nothing: all others take longer than it.
+    """
+    place = (len(own) - 2) // 4
+    pairs = [
+        sorted(times)[place : place + 2] for times in zip(*own.values(), strict=True)
+    ]
+    return {
+        rank: [
+            next_one if time <= fast else fast
+            for time, (fast, next_one) in zip(its, pairs, strict=True)
+        ]
+        for rank, its in own.items()
+    }
+
+
+def _longer_than(others: Sequence[Sequence[float]], its: Sequence[float]) -> bool:
+    """Return whether each of `others` often takes less, and none of it by chance.
+
+    If all were alike, the least times of all would hardly be those of others alone.
+    """
+    half, least = FLOOR * median(its), _least(its)
+    if any(sum(one < half for one in times) < OFTEN * len(its) for times in others):
+        return False
+    of = len(others) * len(its)
+    below = sum(one < least for times in others for one in times)
+    log = math.lgamma(of + 1) - math.lgamma(of - below + 1)
+    log -= math.lgamma(of + len(its) + 1) - math.lgamma(of + len(its) - below + 1)
+    return (1 + len(others)) * math.exp(log) <= CHANCE
 
 
 def _by_arrival(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | None:
@@ -228,6 +259,11 @@ def _turns(
         return ranks ** len(which) * _at_least(times, of, usual)
 
     if period > 1:
+        of_each = Counter(rank for those in turns for rank in those)
+        if len({*of_each.values()}) > 1 or len({*map(len, turns)}) > 1:
+            # Who takes turns has as many of them as the others, as pauses that each
+            # rank makes on its own do not.
+            return None
         # Who is late in nearly all of its turns takes none if the others' are noise.
         most = turns[counts.index(max(counts))]
         rest = [one for one, those in enumerate(turns) if those != most]
@@ -270,22 +306,40 @@ def _stand_out(
     Work or a sleep takes its time in each step. What a scheduler takes is now more and
     now next to nothing, also while it keeps the same rank behind.
     """
-    parts = list[float]()
-    for turn, late in enumerate(turns):
-        its = ops[turn :: len(turns)]
-        by = more = [one.by(late) for one in its]
-        if pattern is not Pattern.LEAVES_LATE:
-            more = [one.more(late) for one in its]
-        usual = median(more)
-        if usual < OF_FEW or (len(turns) == 1 and median(by) < OF_FEW):
-            return False
-        parts += [one / usual for one in more]
-    return _in_each(parts)
+
+    def parts(by_step: bool) -> list[float]:
+        found = list[float]()
+        for turn, late in enumerate(turns):
+            its = ops[turn :: len(turns)]
+            if pattern is Pattern.LEAVES_LATE:
+                more = [one.by(late) for one in its]
+            else:
+                own, fast = zip(*(one.own(late) for one in its), strict=True)
+                more = _more(own, fast, by_step)
+            usual = median(more)
+            if usual < OF_FEW:
+                return [0.0]
+            found += [one / usual for one in more]
+        return found
+
+    return any(_least(parts(by_step)) >= FLOOR for by_step in (True, False))
 
 
-def _in_each(parts: Sequence[float]) -> bool:
-    """Return whether each part, or all but a few of many, is at least `FLOOR`."""
-    return sorted(parts)[max(0, len(parts) - FIRM) // EXCEPT] >= FLOOR
+def _more(own: Sequence[int], fast: Sequence[int], by_step: bool) -> list[float]:
+    """Return how much more than the fast ones a rank takes in each op.
+
+    Steps may be of unequal lengths for all: then `by_step`. Where they are not, the
+    middle one tells what a step takes although noise has delayed all others in some.
+    """
+    usual = median(fast)
+    return [
+        its - (step if by_step else usual) for its, step in zip(own, fast, strict=True)
+    ]
+
+
+def _least(them: Sequence[float]) -> float:
+    """Return the least of `them`; of many, all but a few exceptions."""
+    return sorted(them)[max(0, len(them) - FIRM) // EXCEPT]
 
 
 def outlasts_others(ops: Sequence[Moment], shape: Shape, count: int) -> bool:

@@ -99,6 +99,16 @@ class TestNoise:
                 found = [one.ranks for one in lateness.findings()]
                 assert found == ([] if turn else [(1,)]), seed
 
+    def test_pauses_that_each_rank_makes_on_its_own_are_no_turns(self) -> None:
+        # As a garbage collector's, of the same period and of another beginning.
+        run, rng = Run(16, heavy=0.1), random.Random(1)
+        begins = [rng.randrange(7) for _ in range(16)]
+
+        def work(n: int, rank: int) -> float:
+            return 2 + 30 * (n % 7 == begins[rank])
+
+        assert not _found(run.steps(61, work))
+
     @pytest.mark.parametrize("which", RECORDED)
     def test_recorded_runs_on_two_cores(self, which: str) -> None:
         run = Run(len(RECORDED[which]))
@@ -240,6 +250,27 @@ class TestInjected:
                 return 3 + 25 * (rank > 1 and rng.random() < 0.6)
 
             assert not _found(Run(4, seed, heavy=0.3).steps(65, held)), seed
+
+    @pytest.mark.parametrize("late", [{1}, {0, 3}])
+    @pytest.mark.parametrize("ranks", [2, 4, 8])
+    def test_one_within_twenty_ops_of_noise_of_half_its_length(
+        self, ranks: int, late: set[int]
+    ) -> None:
+        if len(late) > ranks // 2:
+            late = {0}
+        named = 0
+        for seed in range(10):
+            rng = random.Random(seed)
+
+            def work(n: int, rank: int, rng: random.Random = rng) -> float:
+                return 3 + rng.expovariate(1 / 5) + 10 * (rank in late)
+
+            run = Run(ranks, seed, heavy=0.01).steps(TWENTY, work)
+            found = _found(run)
+            assert {one.ranks for one in found} <= {(*sorted(late),)}, seed
+            named += bool(found)
+        # By who is last alone it was one in four.
+        assert named >= 7
 
     def test_one_that_begins_late_in_a_long_run(self) -> None:
         run, lateness = Run().steps(200), Lateness()
