@@ -152,6 +152,11 @@ def _of_those_ahead(awaited: Sequence[Cause], picture: Picture) -> Sequence[Caus
         return awaited if certain and not waits else ()
     (wait,) = waits
     assert wait.op is not None
+    if not any(
+        picture.has_begun(rank) for rank in picture.evidence.ranks.keys() - {wait.rank}
+    ):
+        # None of the others has begun: nothing tells what comes next.
+        return awaited
     values, ops = {wait.rank: wait.name}, {wait.rank: wait.op}
     found = Difference(
         Fault.OP_MISMATCH, wait.group, wait.seq, (wait.rank,), values, ops
@@ -193,6 +198,9 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
             continue
         if wait.ahead and not wait.is_p2p and wait.rank not in blamed:
             behind[wait.rank].append(wait)
+    for rank, wait in _behind_in_messages(picture).items():
+        if rank not in blamed:
+            behind[rank].append(wait)
     first = {rank: min(waits, key=issue_order) for rank, waits in behind.items()}
     for wait in picture.waits:
         # It is not in this one yet where it waits for an absent rank before.
@@ -214,6 +222,31 @@ def _lags(picture: Picture, blamed: set[int]) -> list[Cause]:
         if picture.evidence.at_one_moment
         or not any(_most_lag(wait, behind) for wait in waits)
     ]
+
+
+def _behind_in_messages(picture: Picture) -> dict[int, Wait]:
+    """Return ranks whose first op is messages that are over on all other sides.
+
+    Not over gloo, where a message is in flight until somebody waits for it.
+    """
+    found: dict[int, list[Wait]] = defaultdict(list)
+    for wait in sorted(picture.waits, key=issue_order):
+        found[wait.rank].append(wait)
+    behind = {}
+    for rank, (first, *rest) in found.items():
+        batch = _batch(first)
+        together = [one for one in rest if batch is not None and _batch(one) == batch]
+        if (
+            first.is_p2p
+            and picture.rank(rank).groups[first.group].ends_sends
+            and all(one.ahead and not one.unsure for one in (first, *together))
+        ):
+            behind[rank] = first
+    return behind
+
+
+def _batch(wait: Wait) -> int | None:
+    return None if wait.op is None else wait.op.batch
 
 
 def _leave_out_one_sided(first: dict[int, Wait], picture: Picture) -> None:

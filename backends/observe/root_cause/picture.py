@@ -174,6 +174,11 @@ class Picture:
             for one in self.doubtful
         )
 
+    def has_begun(self, rank: int) -> bool:
+        """Return whether `rank` is known to have issued an op."""
+        counts = any(scene.issued.get(rank) for scene in self.scenes)
+        return counts or self.last_order(rank) >= 0
+
     def last_order(self, rank: int) -> int:
         """Return the place of the last op that `rank` issued, -1 without one."""
         groups = self.rank(rank).groups.values()

@@ -42,6 +42,7 @@ class Rank:
     def __init__(self, rank: int, groups: Sequence[Group] = (), **facts: Any) -> None:
         self.rank, self.facts = rank, facts
         self.whole = True
+        self.ends_sends = False
         self.ops: dict[Group, list[IssuedOp]] = {
             group: [] for group in (WORLD, *groups)
         }
@@ -86,6 +87,7 @@ class Rank:
                 Progress() if self.whole else Progress(len(ops)),
                 lists_all_in_flight=True,
                 lists_all=self.whole,
+                ends_sends=self.ends_sends,
             )
             for group, ops in self.ops.items()
         }
@@ -272,6 +274,14 @@ def test_a_rank_ahead_of_all_others_has_issued_an_op_too_many() -> None:
         "rank 2 issued all_reduce #2 of group 'world' (train.py:10), and no other rank "
         "has: all others are in no op"
     )
+
+
+def test_a_rank_is_not_ahead_of_those_that_have_not_begun() -> None:
+    """Rank 2 was told to have issued its first op too early."""
+    ranks = four()
+    ranks[2].issue()
+    found = only(look(ranks))
+    assert (found.fault, found.culprits) == (Fault.MISSING_RANKS, (0, 1, 3))
 
 
 def test_a_rank_that_waits_for_a_message_of_few_is_not_ahead_of_them() -> None:
@@ -584,6 +594,20 @@ def test_a_root_waits_for_what_another_rank_has_not_sent(
     found = only(look(ranks))
     assert found.culprits == culprits
     assert found.fault is (Fault.EXECUTION_HANG if culprits else Fault.UNDECIDED)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_batch_that_is_over_on_all_other_sides(ends: bool) -> None:
+    """The GPU of rank 2 has stopped; over gloo, it may not have waited for it yet."""
+    ranks = four()
+    for one in ranks:
+        one.ends_sends = ends
+        for op, step in (("send", 1), ("recv", -1)):
+            one.issue(op, peer=(one.rank + step) % 4, done=one.rank != 2, batch=0)
+        one.issue()
+    found = only(look(ranks))
+    assert found.culprits == ((2,) if ends else ())
+    assert found.fault is (Fault.EXECUTION_HANG if ends else Fault.UNDECIDED)
 
 
 @pytest.mark.parametrize("lag", [(0, 1), (0,)])
