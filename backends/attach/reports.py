@@ -69,8 +69,7 @@ def found_in(dumps: Mapping[int, Dump]) -> Found:
 def _progress(dump: Dump) -> object:
     """Return what changes whenever a rank issues an op or completes one."""
     states = [
-        (one["record_id"], one.get("state"), one.get("retired"))
-        for one in dump.entries[-100:]
+        (one.record_id, one.kind.state, one.kind.retired) for one in dump.entries[-100:]
     ]
     return dict(dump.status), states
 

@@ -11,28 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from .evidence_file import RawFile, UnreadableError
+from .flight_entry import Entry, read_entries
 
-__all__ = ["Dump", "Entry", "is_cut_off", "looks_like_dump", "ranks_in", "read_dump"]
+__all__ = ["Dump", "is_cut_off", "looks_like_dump", "ranks_in", "read_dump"]
 
 #: Entries of one dump that are read; torch's ring holds 2,000, unless set otherwise.
 MOST = 2_000_000
 #: The largest world.
 MOST_RANKS = 1_000_000
 
-Entry = dict[str, Any]
-
 _NUMBER = re.compile(r"\d+")
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
-#: Keys of an entry that are numbers, and what they are if they are left out.
-_NUMBERS = {
-    "record_id": 0,
-    "pg_id": -1,
-    "collective_seq_id": 0,
-    "p2p_seq_id": 0,
-    "op_id": 0,
-    "time_created_ns": 0,
-    "timeout_ms": 0,
-}
 
 
 @dataclass
@@ -86,7 +75,7 @@ def read_dump(file: RawFile) -> Dump:
         str(content.get("version", "")),
         _config(content.get("pg_config") or {}),
         _status(content.get("pg_status") or {}),
-        [_entry(entry, number) for number, entry in enumerate(entries)],
+        read_entries(entries),
         ranks_in(file.name),
         file.modified_ns,
         str(content.get("host") or "")[:100],
@@ -162,30 +151,6 @@ def _count(one: Mapping[str, Any], key: str) -> int | None:
         # The JSON of torch has these numbers as text.
         value = int(value)
     return value if type(value) is int else None
-
-
-def _entry(entry: Any, number: int) -> Entry:
-    """Check one entry, in place: a thousand files of a thousand entries are read."""
-    if type(entry) is not dict:
-        raise UnreadableError(f"damaged: entry {number} is not a dict")
-    for key, default in _NUMBERS.items():
-        value = entry.get(key)
-        if type(value) is not int:
-            if value is not None:
-                raise UnreadableError(f"damaged: {key} of entry {number} is no number")
-            entry[key] = default
-    group = entry.get("process_group")
-    name = entry.get("profiling_name")
-    if (
-        type(name) is not str
-        or not isinstance(group, (tuple, list))
-        or {*map(type, group)} != {str}
-    ):
-        raise UnreadableError(f"damaged: entry {number} lacks its op or its group")
-    if "seq_id" in entry and type(entry["seq_id"]) is int:
-        # Before version 2.1 of the format.
-        entry["collective_seq_id"] = entry["collective_seq_id"] or entry["seq_id"]
-    return entry
 
 
 class _Plain(pickle.Unpickler):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter
 
-from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, IssuedOp, SourceLine
+from ..observe.evidence import Arrays, IssuedOp
 from ..observe.records import Record
 from ..observe.torch_format import OPS
 from ..rank_sets import group_by
-from .flight_dump import Dump, Entry
-from .flight_values import dtypes, only, sizes, splits, state_of, time_ns
+from .flight_dump import Dump
+from .flight_entry import Entry, only, splits
 from .late_ops import late_records
-from .log_lines import function_of
-from .source_lines import users_line
 
 __all__ = ["RankDump", "condense", "end_batches_of_one", "note_empty_ones"]
 
@@ -25,14 +22,8 @@ _NOT_COMPARED = (
     "left out"
 )
 
-#: Torch's ops whose sizes differ from rank to rank.
-_UNEVEN = frozenset(("all_gather_v", "reduce_scatter_v", "all_to_all_v_single"))
 #: Torch's names of ops, and ours.
 _NAMES = {name: op.value for name, op in OPS.items()}
-#: The entry that ends a batch: ``coalesced``, ``REDUCE_SCATTER_coalesced``.
-_CLOSING = re.compile(r"(?:([A-Z_]+)_)?coalesced")
-_ARRAYS = "input_sizes", "output_sizes", "input_dtypes", "output_dtypes"
-_TURNED = "output_sizes", "input_sizes", "output_dtypes", "input_dtypes"
 
 #: Nanoseconds between the last time of a dump and the time of its file, above which
 #: the file is rather a copy.
@@ -89,9 +80,6 @@ class RankDump:
     times: bool = False
     #: Its last ops, for who was late: see `late_ops`.
     late: list[Record] = field(default_factory=list)
-    #: While it is condensed: what its entries have again and again.
-    seen: dict[str, Arrays] = field(default_factory=dict)
-    lines: dict[tuple[int, ...], SourceLine | None] = field(default_factory=dict)
 
     @property
     def read_ns(self) -> int | None:
@@ -109,71 +97,61 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
 
     With `times`, ops that have completed keep their times.
     """
-    entries = sorted(dump.entries, key=itemgetter("record_id"))
-    created = [entry["time_created_ns"] for entry in entries] or [0]
+    entries = sorted(dump.entries, key=attrgetter("record_id"))
+    created = [one.created_ns for one in entries] or [0]
     self = RankDump(dump, oldest_ns=min(created), newest_ns=max(created), times=times)
     self.late = late_records(entries)
     _note_times(self, entries)
-    gloos = [one for one in entries if one["profiling_name"].startswith("gloo:")]
+    gloos = [one for one in entries if one.kind.library == "gloo"]
     self.gloo = bool(gloos)
-    # Our own records, which have the key `backend`, tell more than torch's of gloo.
-    self.vague = any("backend" not in one for one in gloos)
-    groups = group_by(entries, _group)
+    # Our own records tell more than torch's of gloo.
+    self.vague = any(one.ours is None for one in gloos)
+    groups = group_by(entries, attrgetter("kind.group"))
     counts_over_groups = _counts_over_groups(dump, entries)
     one_by_one = not (self.gloo or counts_over_groups)
     is_late = one_by_one and any(map(_begins_late, groups.values()))
     _completeness(self, entries, is_late)
     self.counts_all = one_by_one and not any(map(_is_counted_anew, entries))
     alone = _outside_of_batches(entries) if self.active_only or self.whole else set()
-    self.unbatched = {_group(one) for one in entries if one["record_id"] in alone}
+    self.unbatched = {one.kind.group for one in entries if one.record_id in alone}
     if counts_over_groups:
         self.torchcomms = self.vague = True
         if self.whole:
-            _count_by_group(groups.values())
-        elif len(dump.config) > 1 or any(map(_is_p2p, entries)):
+            groups = {name: _counted(listed) for name, listed in groups.items()}
+        elif len(dump.config) > 1 or any(one.kind.is_p2p for one in entries):
             self.problem = _NOT_COMPARED
             groups = {}
     own = _config_candidates(dump)
     for name, listed in groups.items():
         ranks = _ranks_of(dump, name)
-        self.ids[listed[-1]["pg_id"]] = name
         final = listed[-1]
-        self.last[name] = (
-            final["collective_seq_id"],
-            final["p2p_seq_id"],
-            _is_p2p(final),
-        )
-        ops, place = _ops(self, name, listed, ranks, alone)
+        self.ids[final.pg_id] = name
+        self.last[name] = (final.collective_seq_id, final.p2p_seq_id, final.kind.is_p2p)
+        ops, place = _ops(self, listed, ranks, alone)
         self.ops[name] = ops
-        if final["p2p_seq_id"] or any(op.is_p2p for op in ops):
+        if final.p2p_seq_id or any(op.is_p2p for op in ops):
             self.p2p.add(name)
-            found = {one["p2p_seq_id"] for one in listed if _is_p2p(one)}
-            last = final["p2p_seq_id"]
+            found = {one.p2p_seq_id for one in listed if one.kind.is_p2p}
+            last = final.p2p_seq_id
             # Counted first: a damaged file may have any number.
             lists_all = len(found) == last and found == {*range(1, last + 1)}
-            if lists_all and "backend" not in final:
+            if lists_all and final.ours is None:
                 self.whole_p2p.add(name)
         if place is not None and ranks is not None and place < len(ranks):
             own = {ranks[place]} if own is None else own & {ranks[place]}
     self.candidates = None if own is None else frozenset(own)
     dump.entries = []
-    self.seen, self.lines = {}, {}
     return self
 
 
 def _note_times(self: RankDump, entries: Iterable[Entry]) -> None:
     """Note when torch has seen ops end: as it dumped, those that have not retired."""
-    written = active = 0
-    for entry in entries:
-        if "backend" not in entry:
-            ended = time_ns(entry.get("time_discovered_completed_ns")) or 0
-            if ended > active:
-                active = ended
-            if entry["time_created_ns"] > active:
-                active = entry["time_created_ns"]
-            if not entry.get("retired"):
-                written = max(written, ended)
-    self.written_ns, self.active_ns = written or None, active or None
+    torchs = [one for one in entries if one.ours is None]
+    ended = [one.ended_ns or 0 for one in torchs]
+    listed = zip(torchs, ended, strict=True)
+    written = max((end for one, end in listed if not one.kind.retired), default=0)
+    active = max([*ended, *(one.created_ns for one in torchs)], default=0)
+    self.written_ns, self.active_ns = written or None, max(active, 0) or None
 
 
 def end_batches_of_one(dumps: Sequence[RankDump]) -> None:
@@ -239,17 +217,12 @@ def note_empty_ones(dumps: Sequence[RankDump]) -> None:
                 one.problem = _NOT_COMPARED
 
 
-def _group(entry: Entry) -> _Name:
-    group = entry["process_group"]
-    return group[0], group[1] if len(group) > 1 else ""
-
-
 def _counts_over_groups(dump: Dump, entries: Sequence[Entry]) -> bool:
     """Return whether one number counts the ops of all groups: torchcomms' do."""
     return (
         not dump.status
-        and len({one["collective_seq_id"] - one["record_id"] for one in entries}) == 1
-        and not any(one["p2p_seq_id"] or one.get("is_p2p") for one in entries)
+        and len({one.collective_seq_id - one.record_id for one in entries}) == 1
+        and not any(one.p2p_seq_id for one in entries)
     )
 
 
@@ -260,37 +233,36 @@ def _begins_late(entries: Sequence[Entry]) -> bool:
     the numbers of records begin anew, those of ops go on.
     """
     first = entries[0]
-    before = first["collective_seq_id"] + first["p2p_seq_id"]
-    return "backend" not in first and before > 1
+    return first.ours is None and first.collective_seq_id + first.p2p_seq_id > 1
 
 
 def _is_counted_anew(entry: Entry) -> bool:
     """Return whether an entry has a lower id than its group alone had entries."""
-    return "backend" in entry or entry["record_id"] + 1 < entry["collective_seq_id"]
+    return entry.ours is not None or entry.record_id + 1 < entry.collective_seq_id
 
 
-def _count_by_group(groups: Iterable[Sequence[Entry]]) -> None:
-    """Give all entries the numbers that torch's own recorder would give them."""
-    for entries in groups:
-        collective = p2p = 0
-        for place, entry in enumerate(entries, 1):
-            if _is_p2p(entry):
-                p2p += 1
-                entry["is_p2p"] = True
-            else:
-                collective += 1
-            entry.update(collective_seq_id=collective, p2p_seq_id=p2p, op_id=place)
+def _counted(entries: Sequence[Entry]) -> list[Entry]:
+    """Return entries of one group with the numbers that torch's recorder gives them."""
+    found = []
+    collective = p2p = 0
+    for one in entries:
+        if one.kind.is_p2p:
+            p2p += 1
+        else:
+            collective += 1
+        found.append(one._replace(collective_seq_id=collective, p2p_seq_id=p2p))
+    return found
 
 
 def _completeness(self: RankDump, entries: Sequence[Entry], is_late: bool) -> None:
-    ids = [entry["record_id"] for entry in entries]
+    ids = [entry.record_id for entry in entries]
     whole = ids == list(range(len(ids))) and not is_late
     counted = any(
         (done or 0) > 0 or (issued or 0) > 0
         for issued, _, done in self.dump.status.values()
     )
     self.whole = whole and (bool(ids) or not counted)
-    retired = any(entry.get("retired") for entry in entries)
+    retired = any(entry.kind.retired for entry in entries)
     gaps = ids != list(range(ids[0], ids[0] + len(ids))) if ids else counted
     self.active_only = not retired and (not whole or gaps or not ids)
 
@@ -309,14 +281,8 @@ def _ranks_of(dump: Dump, name: _Name) -> _Ranks:
     return described[1] if described is not None else None
 
 
-def _is_p2p(entry: Entry) -> bool:
-    name = entry["profiling_name"]
-    return bool(entry.get("is_p2p")) or " " in name or name.endswith((":send", ":recv"))
-
-
 def _ops(
     self: RankDump,
-    group: _Name,
     entries: Sequence[Entry],
     ranks: _Ranks,
     alone: Collection[int],
@@ -325,25 +291,22 @@ def _ops(
 
     `alone` are the entries of sends and receives that are in no batch.
     """
+    group = entries[0].kind.group
     ops: list[IssuedOp] = []
-    numbers: list[tuple[int, int]] = []
+    #: The entry of each of `ops`.
+    listed: list[Entry] = []
     suspects: list[int] = []
     own = None
     for position, entry in enumerate(entries):
-        number = _number(entry)
-        library, _, name = entry["profiling_name"].partition(":")
-        if not name:
-            library, name = "", library
-        closing = _CLOSING.fullmatch(name)
-        if closing is not None:
-            if _close_batch(entry, number, ops, numbers, suspects):
+        if entry.kind.closes:
+            if _close_batch(entry, ops, listed, suspects):
                 self.batched.add(group)
                 continue
-            if not _is_of_collectives(self, entries, position):
+            if not _is_of_collectives(entries, position):
                 continue
-            name = function_of(closing[1]) if closing[1] else name
-        op, place = _op(self, entry, name, ranks)
-        own = place if place is not None else own
+        op = _op(self, entry, ranks)
+        if entry.kind.place is not None:
+            own = entry.kind.place
         if not op.in_flight or op.order in alone:
             pass
         elif _is_of_batch(entries, position):
@@ -351,10 +314,10 @@ def _ops(
         elif (self.active_only and not self.vague) or (self.whole and op.is_p2p):
             self.unsure.setdefault(group, []).append(len(ops))
         ops.append(op)
-        numbers.append(number)
+        listed.append(entry)
     for place in suspects:
         # The entry of the batch is left out once it has retired, or not made yet.
-        if self.active_only or numbers[place] != numbers[-1]:
+        if self.active_only or not _share_number(listed[place], listed[-1]):
             ops[place] = _over(ops[place])
             self.batched.add(group)
     return ops, own
@@ -364,8 +327,12 @@ def _over(op: IssuedOp) -> IssuedOp:
     return replace(op, retired=True, state="unknown")
 
 
-def _number(entry: Entry) -> tuple[int, int]:
-    return entry["collective_seq_id"], entry["p2p_seq_id"]
+def _share_number(one: Entry, other: Entry) -> bool:
+    """Return whether two entries of a group have one number: those of a batch do."""
+    return (one.collective_seq_id, one.p2p_seq_id) == (
+        other.collective_seq_id,
+        other.p2p_seq_id,
+    )
 
 
 def _is_of_batch(entries: Sequence[Entry], position: int) -> bool:
@@ -374,8 +341,7 @@ def _is_of_batch(entries: Sequence[Entry], position: int) -> bool:
     A batch of a single op cannot be told from an op without one.
     """
     around = entries[max(position - 1, 0) : position + 2]
-    number = _number(entries[position])
-    return sum(_number(one) == number for one in around) > 1
+    return sum(_share_number(one, entries[position]) for one in around) > 1
 
 
 def _outside_of_batches(entries: Sequence[Entry]) -> set[int]:
@@ -384,25 +350,25 @@ def _outside_of_batches(entries: Sequence[Entry]) -> set[int]:
     Around the op of a batch is another one of it, or the entry of the batch.
     """
     found = set()
-    before: tuple[object, ...] = ()
+    before = None
     for one, following in pairwise(entries):
-        number = (*_group(one), *_number(one))
         if (
-            _is_p2p(one)
-            and following["record_id"] == one["record_id"] + 1
-            and number not in (before, (*_group(following), *_number(following)))
+            one.kind.is_p2p
+            and following.record_id == one.record_id + 1
+            and not any(
+                other
+                and other.kind.group == one.kind.group
+                and _share_number(other, one)
+                for other in (before, following)
+            )
         ):
-            found.add(one["record_id"])
-        before = number
+            found.add(one.record_id)
+        before = one
     return found
 
 
 def _close_batch(
-    entry: Entry,
-    number: tuple[int, int],
-    ops: list[IssuedOp],
-    numbers: Sequence[tuple[int, int]],
-    suspects: list[int],
+    entry: Entry, ops: list[IssuedOp], listed: Sequence[Entry], suspects: list[int]
 ) -> bool:
     """Give the ops of a batch the state of its entry: their own never changes.
 
@@ -411,103 +377,64 @@ def _close_batch(
     """
     size = len(ops)
     for place in range(len(ops) - 1, -1, -1):
-        if numbers[place] != number:
+        if not _share_number(listed[place], entry):
             break
-        ops[place] = replace(
-            ops[place],
-            state=state_of(entry),
-            retired=only(bool, entry.get("retired")),
-            started_ns=_started_ns(entry),
-            ended_ns=time_ns(entry.get("time_discovered_completed_ns")),
-            batch=entry["record_id"],
-        )
+        op = ops[place]
+        op.state, op.retired = entry.kind.state, entry.kind.retired
+        op.started_ns, op.ended_ns = _started_ns(entry), entry.ended_ns
+        op.batch = entry.record_id
         if suspects and suspects[-1] == place:
             suspects.pop()
         size = place
     return size < len(ops)
 
 
-def _is_of_collectives(self: RankDump, entries: Sequence[Entry], position: int) -> bool:
+def _is_of_collectives(entries: Sequence[Entry], position: int) -> bool:
     """Return whether a batch whose ops are not listed is one of collectives."""
     entry = entries[position]
-    if entry.get("is_p2p"):
+    if entry.kind.is_p2p:
         return False
     if position:
-        before = entries[position - 1]["collective_seq_id"]
-        return bool(entry["collective_seq_id"] > before)
-    return not entry["p2p_seq_id"]
+        return entry.collective_seq_id > entries[position - 1].collective_seq_id
+    return not entry.p2p_seq_id
 
 
-def _op(
-    self: RankDump, entry: Entry, name: str, ranks: tuple[int, ...] | None
-) -> tuple[IssuedOp, int | None]:
-    path = ""
-    if " " in name:
-        name, _, path = name.partition(" ")
-    is_p2p = bool(path) or bool(entry.get("is_p2p"))
-    peer = own = None
-    if path:
-        one, _, other = path.replace("<-", "->").partition("->")
-        if one.isdigit():
-            own = int(one)
-        if other.isdigit() and ranks is not None and int(other) < len(ranks):
-            peer = ranks[int(other)]
-    is_ours = "backend" in entry
-    # Torch's NCCL passes what it receives as the input, to fit an interface.
-    turned = name == "scatter" and not self.vague and not is_ours
-    state = state_of(entry)
+def _op(self: RankDump, entry: Entry, ranks: _Ranks) -> IssuedOp:
+    kind, ours = entry.kind, entry.ours
+    arrays, peer = kind.arrays, None
+    if kind.peer is not None and ranks is not None and kind.peer < len(ranks):
+        peer = ranks[kind.peer]
+    if kind.name == "scatter" and not self.vague and ours is None:
+        # Torch's NCCL passes what it receives as the input, to fit an interface.
+        inputs, outputs, read, written = arrays
+        arrays = Arrays(outputs, inputs, written, read)
     op = IssuedOp(
-        _NAMES.get(name, name),
-        entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"],
-        entry["record_id"],
-        "unknown" if self.vague else state,
-        only(bool, entry.get("retired")),
-        is_p2p,
+        _NAMES.get(kind.name, kind.name),
+        entry.p2p_seq_id if kind.is_p2p else entry.collective_seq_id,
+        entry.record_id,
+        "unknown" if self.vague else kind.state,
+        kind.retired,
+        kind.is_p2p,
         peer,
-        UNKNOWN_ARRAYS if name in _UNEVEN else _arrays(self, entry, turned),
-        line=_line(self, entry),
+        arrays,
+        line=entry.line,
     )
-    if is_ours:
-        op.op = only(str, entry.get("op")) or op.op
-        op.root = only(int, entry.get("root"))
-        op.reduce_op = only(str, entry.get("reduce_op"))
-        op.tag = only(int, entry.get("tag"))
-        op.splits = splits(entry.get("parts"), ranks)
-        op.shown = only(int, entry.get("number"))
-        op.counted = not only(int, entry.get("uncounted_id"))
+    if ours is not None:
+        op.op = only(str, ours.get("op")) or op.op
+        op.root = only(int, ours.get("root"))
+        op.reduce_op = only(str, ours.get("reduce_op"))
+        op.tag = only(int, ours.get("tag"))
+        op.splits = splits(ours.get("parts"), ranks)
+        op.shown = only(int, ours.get("number"))
+        op.counted = not only(int, ours.get("uncounted_id"))
     if op.state != "completed" or self.times:
-        op.created_ns = entry["time_created_ns"] or None
-        op.started_ns = _started_ns(entry)
-        op.ended_ns = time_ns(entry.get("time_discovered_completed_ns"))
-        op.timeout = entry["timeout_ms"] / 1000
-    return op, own
-
-
-def _line(self: RankDump, entry: Entry) -> SourceLine | None:
-    frames = entry.get("frames")
-    if type(frames) is not list:
-        return None
-    # Torch writes each frame once, and refers to it from the stack of each op.
-    key = (*map(id, frames),)
-    if key not in self.lines:
-        self.lines[key] = users_line(frames)
-    return self.lines[key]
+        op.created_ns = entry.created_ns or None
+        op.started_ns, op.ended_ns = _started_ns(entry), entry.ended_ns
+        op.timeout = entry.timeout_ms / 1000
+    return op
 
 
 def _started_ns(entry: Entry) -> int | None:
     """Return when an op has started; torch notes of one in flight when it dumped."""
-    if "backend" not in entry and state_of(entry) == "started":
-        return None
-    return time_ns(entry.get("time_discovered_started_ns"))
-
-
-def _arrays(self: RankDump, entry: Entry, turned: bool) -> Arrays:
-    # A rank issues the same few ops again and again.
-    names = _TURNED if turned else _ARRAYS
-    key = repr([entry.get(one) for one in names])
-    found = self.seen.get(key)
-    if found is None:
-        inputs, outputs, read, written = (entry.get(one) for one in names)
-        found = Arrays(sizes(inputs), sizes(outputs), dtypes(read), dtypes(written))
-        self.seen[key] = found
-    return found
+    is_known = entry.ours is not None or entry.kind.state != "started"
+    return entry.started_ns if is_known else None

@@ -6,13 +6,14 @@ Those are ours: torch's own recorder does not note it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ..observe.joint_ops import share_of
 from ..observe.lateness import Lateness
 from ..observe.records import Record
-from .flight_dump import Dump, Entry
-from .source_lines import users_line
+from .flight_dump import Dump
+from .flight_entry import Entry
 
 __all__ = ["LAST", "late_records", "lateness_of"]
 
@@ -22,16 +23,17 @@ LAST = 200
 
 def late_records(entries: Sequence[Entry]) -> list[Record]:
     """Return what tells of the last ops, oldest first; nothing of torch's own dumps."""
-    told = [one for one in entries if "time_waited_ns" in one]
-    told.sort(key=lambda one: one["time_created_ns"])
+    told = [one for one in entries if one.ours and "time_waited_ns" in one.ours]
+    told.sort(key=attrgetter("created_ns"))
     return [found for one in told[-LAST:] if (found := _record(one)) is not None]
 
 
 def _record(entry: Entry) -> Record | None:
     """Return the keys that `Lateness` needs; ``None`` where one has another type."""
-    waited, ended = entry["time_waited_ns"], entry.get("time_discovered_completed_ns")
-    sizes = [entry.get("input_sizes"), entry.get("output_sizes")]
-    texts = [entry.get(name) for name in ("op", "backend", "state")]
+    ours = entry.ours or {}
+    waited = ours["time_waited_ns"]
+    sizes = [ours.get("input_sizes"), ours.get("output_sizes")]
+    texts = [ours.get(name) for name in ("op", "backend", "state")]
     if (
         not all(type(one) is str for one in texts)
         or not all(isinstance(one, list) for one in sizes)
@@ -40,22 +42,22 @@ def _record(entry: Entry) -> Record | None:
     ):
         return None
     op, backend, state = texts
-    splits: Any = entry.get("splits")
+    splits: Any = ours.get("splits")
     return {
-        "group_id": entry["process_group"][0],
+        "group_id": entry.kind.group[0],
         # Each generation of a group is a process group of its own there.
         "generation": 0,
-        "collective_seq_id": entry["collective_seq_id"],
+        "collective_seq_id": entry.collective_seq_id,
         "op": op,
         "backend": backend,
-        "is_p2p": bool(entry.get("is_p2p")),
+        "is_p2p": entry.kind.is_p2p,
         "state": state,
         "sizes": [size for side in sizes for size in side or ()],
         "splits": splits if isinstance(splits, list) else None,
-        "time_created_ns": entry["time_created_ns"],
-        "time_ended_ns": ended if type(ended) is int else 0,
+        "time_created_ns": entry.created_ns,
+        "time_ended_ns": entry.ended_ns or 0,
         "time_waited_ns": waited,
-        "frame": {"source": str(users_line(entry.get("frames")) or "")},
+        "frame": {"source": str(entry.line or "")},
     }
 
 

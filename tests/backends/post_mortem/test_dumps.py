@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from rankscope.backends.post_mortem import files as module
+from rankscope.backends.post_mortem.flight_entry import read_entries
 from rankscope.backends.post_mortem.report import Report, examine
 from tests.backends.post_mortem.dumps import START_NS, Rank, write
 
@@ -311,3 +312,32 @@ def test_a_healthy_job_hangs_nowhere(tmp_path: Path) -> None:
     report = examine([written(tmp_path, files)])
     assert report.verdicts == ()
     assert report.as_text().startswith("nothing hangs, as far as what was read tells")
+
+
+def test_entries_share_what_repeats_and_nothing_that_only_seems_equal() -> None:
+    entries = [
+        {
+            "profiling_name": "nccl:all_reduce",
+            "process_group": ("0", "default_pg"),
+            "input_sizes": [[size]],
+            "record_id": number,
+        }
+        for number, size in enumerate((1, 1, True, 1.0, 2))
+    ]
+    first, same, *others = read_entries(entries)
+    assert first.kind is same.kind
+    assert first.kind.arrays.inputs == ((1,),)
+    # Neither a truth value nor a fraction is a size.
+    assert [one.kind.arrays.inputs for one in others] == [None, None, ((2,),)]
+    assert [one.record_id for one in (first, same)] == [0, 1]
+
+
+def test_a_number_of_an_old_version_counts_both_kinds() -> None:
+    entry = {
+        "profiling_name": "nccl:all_reduce",
+        "process_group": ["0"],
+        "seq_id": 7,
+    }
+    (found,) = read_entries([entry])
+    assert (found.collective_seq_id, found.pg_id) == (7, -1)
+    assert found.kind.group == ("0", "")
