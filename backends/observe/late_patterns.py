@@ -311,6 +311,7 @@ def _stand_out(
         found = list[float]()
         for turn, late in enumerate(turns):
             its = ops[turn :: len(turns)]
+            more: list[float]
             if pattern is Pattern.LEAVES_LATE:
                 more = [one.by(late) for one in its]
             else:
