@@ -5,10 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, pstdev
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..rank_sets import group_by
 from .joint_ops import Clocks, Moment
@@ -61,6 +65,9 @@ CLEAR = 2
 #: Nanoseconds by which ranks have to be late in the middle to be named.
 NOTABLE = 500_000
 
+#: Nanoseconds, of each rank in each op or of one rank.
+_Times = NDArray[Any]
+
 
 class Pattern(enum.Enum):
     """How ranks are late."""
@@ -100,14 +107,17 @@ def _by_own_time(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | N
     tells what its work is. Few ops tell it only of those that are last in most.
     """
     few = len(ops) < MANY
-    own = {rank: [one.op[rank].own for one in ops] for rank in ops[0].op}
+    members = [*ops[0].op]
+    own = np.array([[one.op[rank].own for one in ops] for rank in members])
     fast = _fast(own)
-    more = {rank: _more(its, fast[rank], not few) for rank, its in own.items()}
-    late = frozenset(
-        rank
-        for rank, its in more.items()
-        if median(its) >= OF_FEW and _least(its) >= FLOOR * median(its)
-    )
+    if few:
+        # Many steps may be of unequal lengths for all. Of few, the middle one tells
+        # what a step takes although noise has delayed all others in some.
+        fast = np.median(fast, axis=1, keepdims=True)
+    more = own - fast
+    middle = np.median(more, axis=1)
+    slow = (middle >= OF_FEW) & (_least(more) >= FLOOR * middle)
+    late = frozenset(rank for rank, one in zip(members, slow, strict=True) if one)
     if not 0 < len(late) <= ranks // 2 or (ranks > 2 and not _apart(ops, [late])):
         return None
     hits = [(one, late) for one in ops if one.last(len(late)) == late]
@@ -115,47 +125,34 @@ def _by_own_time(ops: Sequence[Moment], ranks: int, clocks: Clocks) -> Shape | N
         return None
     if _why(hits, clocks) is not Pattern.STEADY:
         return None
-    for rank in late:
-        others = [
-            _more(its, fast[rank], not few)
-            for other, its in own.items()
-            if other not in late
-        ]
-        if not _longer_than(others, more[rank]):
-            return None
+    if not all(
+        _longer_than(own[~slow] - fast[at], more[at]) for at in slow.nonzero()[0]
+    ):
+        return None
     return Shape(Pattern.SLOW, tuple(sorted(late)), hits)
 
 
-def _fast(own: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
+def _fast(own: _Times) -> _Times:
     """Return what the fast ones beside each rank take in each op.
 
     Of many ranks the fastest one tells nothing: all others take longer than it.
     """
     place = (len(own) - 2) // 4
-    pairs = [
-        sorted(times)[place : place + 2] for times in zip(*own.values(), strict=True)
-    ]
-    return {
-        rank: [
-            next_one if time <= fast else fast
-            for time, (fast, next_one) in zip(its, pairs, strict=True)
-        ]
-        for rank, its in own.items()
-    }
+    fast, next_one = np.partition(own, (place, place + 1), axis=0)[place : place + 2]
+    return np.where(own <= fast, next_one, fast)
 
 
-def _longer_than(others: Sequence[Sequence[float]], its: Sequence[float]) -> bool:
+def _longer_than(others: _Times, its: _Times) -> bool:
     """Return whether each of `others` often takes less, and none of it by chance.
 
     If all were alike, the least times of all would hardly be those of others alone.
     """
-    half, least = FLOOR * median(its), _least(its)
-    if any(sum(one < half for one in times) < OFTEN * len(its) for times in others):
+    half = FLOOR * np.median(its)
+    if ((others < half).sum(axis=1) < OFTEN * its.size).any():
         return False
-    of = len(others) * len(its)
-    below = sum(one < least for times in others for one in times)
+    of, below = others.size, int((others < _least(its)).sum())
     log = math.lgamma(of + 1) - math.lgamma(of - below + 1)
-    log -= math.lgamma(of + len(its) + 1) - math.lgamma(of + len(its) - below + 1)
+    log -= math.lgamma(of + its.size + 1) - math.lgamma(of + its.size - below + 1)
     return (1 + len(others)) * math.exp(log) <= CHANCE
 
 
@@ -307,40 +304,27 @@ def _stand_out(
     now next to nothing, also while it keeps the same rank behind.
     """
 
-    def parts(by_step: bool) -> list[float]:
-        found = list[float]()
+    def parts(by_step: bool) -> _Times:
+        found = []
         for turn, late in enumerate(turns):
             its = ops[turn :: len(turns)]
-            more: list[float]
             if pattern is Pattern.LEAVES_LATE:
-                more = [one.by(late) for one in its]
+                more = np.array([one.by(late) for one in its])
             else:
-                own, fast = zip(*(one.own(late) for one in its), strict=True)
-                more = _more(own, fast, by_step)
-            usual = median(more)
+                own, fast = np.array([one.own(late) for one in its]).T
+                more = own - (fast if by_step else np.median(fast))
+            usual = np.median(more)
             if usual < OF_FEW:
-                return [0.0]
-            found += [one / usual for one in more]
-        return found
+                return np.zeros(1)
+            found.append(more / usual)
+        return np.concatenate(found)
 
     return any(_least(parts(by_step)) >= FLOOR for by_step in (True, False))
 
 
-def _more(own: Sequence[int], fast: Sequence[int], by_step: bool) -> list[float]:
-    """Return how much more than the fast ones a rank takes in each op.
-
-    Steps may be of unequal lengths for all: then `by_step`. Where they are not, the
-    middle one tells what a step takes although noise has delayed all others in some.
-    """
-    usual = median(fast)
-    return [
-        its - (step if by_step else usual) for its, step in zip(own, fast, strict=True)
-    ]
-
-
-def _least(them: Sequence[float]) -> float:
-    """Return the least of `them`; of many, all but a few exceptions."""
-    return sorted(them)[max(0, len(them) - FIRM) // EXCEPT]
+def _least(them: _Times) -> Any:
+    """Return the least in each row; of many, that of all but a few exceptions."""
+    return np.sort(them)[..., max(0, them.shape[-1] - FIRM) // EXCEPT]
 
 
 def outlasts_others(ops: Sequence[Moment], shape: Shape, count: int) -> bool:

@@ -34,6 +34,7 @@ from rankscope.backends.torch_backend import (
     registering,
     tensors,
 )
+from rankscope.backends.torch_backend.options import Options
 from rankscope.backends.torch_backend.work import (
     TorchWork,
     _waited_as_one,
@@ -484,7 +485,7 @@ def test_a_rank_that_comes_back_alone_is_told_how_the_others_meet_it() -> None:
     store = HashStore()
     store.set_timeout(timedelta(milliseconds=10))
     with pytest.raises(DistBackendError, match="rank 0 did not come to it") as caught:
-        meeting._meet(store, 1, 2, 10.0, meeting.Options())
+        meeting._meet(store, 1, 2, 10.0, Options())
     assert "once all of them call destroy_process_group()" in str(caught.value)
     assert caught.value.culprits == (0,)
 
@@ -511,7 +512,7 @@ def test_a_child_of_a_launched_rank_has_a_meeting_place_of_its_own(
     names = {STORE: "127.0.0.1:1/a job/2", "TORCHELASTIC_RUN_ID": "a job"}
     for name, value in {**names, "MASTER_PORT": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    meeting._meet(HashStore(), 0, 1, 10.0, meeting.Options())
+    meeting._meet(HashStore(), 0, 1, 10.0, Options())
     assert world.store is not None
     assert world.store.server == RANK_0
     world.destroy()
@@ -529,11 +530,11 @@ def test_rank_0_waits_for_the_others_and_tells_late_ones_that_it_gave_up(
     monkeypatch.setattr(arrival, "_GOODBYE", 0.1)
     store = HashStore()
     with pytest.raises(DistStoreTimeoutError, match="rank 0: rank 1 of 2") as caught:
-        meeting._meet(store, 0, 2, 0.3, meeting.Options())
+        meeting._meet(store, 0, 2, 0.3, Options())
     assert caught.value.culprits == (1,)
     assert world.default is None
     with pytest.raises(DistBackendError, match="rank 0 could not make") as told:
-        meeting._meet(store, 1, 2, 30.0, meeting.Options())
+        meeting._meet(store, 1, 2, 30.0, Options())
     assert "rank 1 of 2 did not come within 0.3 s" in str(told.value)
 
 

@@ -45,7 +45,7 @@ def cycle_of(
             if wait.rank == rank and following in {*wait.awaited, *_others(wait)}
         )
         told.append((first, *_alike(first, set(ring), ordered)))
-    turns = {first.place for first, *_ in told}
+    turns = dict.fromkeys(first.place for first, *_ in told)
     sides: dict[Place, set[int]] = defaultdict(set)
     for wait in inside:
         sides[wait.place].add(wait.rank)

@@ -30,6 +30,22 @@ def out_of_step(
     or issue it too late. Empty: nothing tells which one that is, or they disagree.
     """
     one, other = sides
+    # What came before either of them may tell.
+    firsts = _firsts(one, other, sides, picture) | _firsts(other, one, sides, picture)
+    if len(firsts) != 1:
+        return ()
+    first = firsts.pop()
+    late = other if first == one else one
+    return tuple(sorted(set(sides[late]).intersection(first[0].ranks)))
+
+
+def _firsts(
+    one: Place,
+    other: Place,
+    sides: Mapping[Place, Collection[int]],
+    picture: Picture,
+) -> set[Place]:
+    """Return which op others issued first, of those who had been where ranks wait."""
     waiting = {rank for ranks in sides.values() for rank in ranks}
     histories = {
         rank: found
@@ -37,16 +53,11 @@ def out_of_step(
         if (found := _history(rank, one, other, picture)) is not None
     }
     usual = {histories[rank].before for rank in waiting if rank in histories}
-    votes = {
+    return {
         found.first
         for rank, found in histories.items()
         if rank not in waiting and found.first and found.before in usual
     }
-    if len(votes) != 1:
-        return ()
-    first = votes.pop()
-    late = other if first == one else one
-    return tuple(sorted(set(sides[late]).intersection(first[0].ranks)))
 
 
 class _History(NamedTuple):
