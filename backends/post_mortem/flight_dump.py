@@ -43,6 +43,8 @@ class Dump:
     modified_ns: int | None = None
     #: Where it was written, if it tells.
     host: str = ""
+    #: Its end is not there, and with it the newest entries.
+    is_cut_off: bool = False
 
 
 def looks_like_dump(data: bytes) -> bool:
@@ -61,8 +63,16 @@ def is_cut_off(data: bytes) -> bool:
 
 
 def read_dump(file: RawFile) -> Dump:
-    """Return the dump in `file`; raises `UnreadableError`."""
-    content = _load(file.data)
+    """Return the dump in `file`; raises `UnreadableError`.
+
+    One that is cut off is taken if its counters are there: torch writes them first.
+    """
+    try:
+        content, is_cut = _load(file.data), False
+    except UnreadableError:
+        content, is_cut = _before_cut(file.data), True
+        if "pg_status" not in content:
+            raise
     if not isinstance(content, dict):
         raise UnreadableError(f"no dump: a {type(content).__name__}, not a dict")
     if not {"entries", "pg_config", "pg_status"} & set(content):
@@ -79,6 +89,7 @@ def read_dump(file: RawFile) -> Dump:
         ranks_in(file.name),
         file.modified_ns,
         str(content.get("host") or "")[:100],
+        is_cut,
     )
 
 
@@ -153,15 +164,57 @@ def _count(one: Mapping[str, Any], key: str) -> int | None:
     return value if type(value) is int else None
 
 
-class _Plain(pickle.Unpickler):
+class _Refusing:
     """Looks up no class, so that nothing of a file is run."""
 
-    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
-        name = f"{module_name}.{global_name}"
-        raise UnreadableError(f"refused: it asks for {name!r}, a dump holds plain data")
+    def find_class(self, module: str, name: str) -> NoReturn:
+        what = f"{module}.{name}"
+        raise UnreadableError(f"refused: it asks for {what!r}, a dump holds plain data")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise UnreadableError("refused: it refers to objects outside of the file")
+
+
+class _Plain(_Refusing, pickle.Unpickler):
+    pass
+
+
+# That in C does not tell what it has read so far.
+class _PlainInPython(_Refusing, pickle._Unpickler):
+    #: What was being filled when the file ended, the outermost first.
+    metastack: list[list[Any]]
+    #: What has come of the innermost.
+    stack: list[Any]
+
+
+class _Whole(io.BytesIO):
+    """Ends where not all is there that is asked for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        found = super().read(size)
+        if len(found) < (size or 0):
+            raise EOFError
+        return found
+
+
+def _before_cut(data: bytes) -> dict[str, Any]:
+    """Return what a pickled dump that is cut off tells before; empty: nothing."""
+    if not is_cut_off(data) or data[:1] != b"\x80":
+        return {}
+    reader = _PlainInPython(_Whole(data))
+    try:
+        reader.load()
+    except EOFError:
+        pass
+    except Exception:  # noqa: BLE001 - it is damaged elsewhere, too: nothing is known
+        return {}
+    # The dict itself; its keys, each with its value; what is in the list of entries.
+    levels: list[list[Any]] = [*reader.metastack, reader.stack, [], []]
+    content = dict(zip(levels[1][::2], levels[1][1::2], strict=False))
+    if isinstance(content.get("entries"), list):
+        # The last one is not whole.
+        content["entries"] += levels[2][:-1]
+    return content
 
 
 def _load_plain(data: bytes) -> Any:

@@ -261,7 +261,7 @@ def _completeness(self: RankDump, entries: Sequence[Entry], is_late: bool) -> No
         (done or 0) > 0 or (issued or 0) > 0
         for issued, _, done in self.dump.status.values()
     )
-    self.whole = whole and (bool(ids) or not counted)
+    self.whole = whole and (bool(ids) or not counted) and not self.dump.is_cut_off
     retired = any(entry.kind.retired for entry in entries)
     gaps = ids != list(range(ids[0], ids[0] + len(ids))) if ids else counted
     self.active_only = not retired and (not whole or gaps or not ids)

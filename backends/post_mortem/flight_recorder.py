@@ -92,7 +92,9 @@ class _Job:
                 if not all(op.retired for op in ops)
             }
             self._p2p |= {self.named[rank][name] for name in dump.p2p}
-        self._counts_p2p = _counts_p2p(dumps.values())
+        self._counts_p2p = _counts_p2p(
+            one for one in dumps.values() if not one.dump.is_cut_off
+        )
 
     def _kinds(self, rank: int) -> _Kinds:
         """Return the descriptions of the groups of a rank."""
@@ -154,7 +156,11 @@ class _Job:
             name: self._progress(dump, name, group, status.get(name))
             for name, group in self.named[rank].items()
         }
-        overrun = _is_overrun(dump, progress)
+        cut_off = dump.dump.is_cut_off
+        if cut_off and sum(map(_has_in_flight, dump.dump.status.values())) > 1:
+            # Nothing tells which op it waits in first.
+            return RankEvidence(rank, source=dump.dump.path)
+        overrun = cut_off or _is_overrun(dump, progress)
         groups = {}
         for name, group in self.named[rank].items():
             if self.is_over(group):
@@ -222,7 +228,7 @@ class _Job:
         )
         if group in self._p2p and self._counts_p2p:
             # One counter holds the numbers of both kinds.
-            last = dump.last.get(name)
+            last = None if dump.dump.is_cut_off else dump.last.get(name)
             if last is not None and enqueued == last[1] and last[2]:
                 return Progress(last[0])
             return Progress()
@@ -299,6 +305,11 @@ class _Job:
         unknown = [key for key in keys if key not in ids]
         if len(left) == len(unknown) == 1:
             ids[unknown[0]] = left[0]
+
+
+def _has_in_flight(counters: tuple[int | None, int | None, int | None]) -> bool:
+    enqueued, _, completed = counters
+    return max(completed or 0, 0) < max(enqueued or 0, 0)
 
 
 def _is_overrun(dump: RankDump, progress: Mapping[_Name, Progress]) -> bool:

@@ -43,6 +43,7 @@ _NO_TIMES = (
     "nothing tells when the dumps were written: if the job still ran then, it may be "
     "no hang"
 )
+_CUT_OFF = "damaged: it is cut off; what it tells before was used"
 #: Ends of ranks that are told beside a cause.
 _MOST_ENDS = 8
 
@@ -193,6 +194,7 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
     problems.update(older)
     note_empty_ones(used)
     end_batches_of_one(used)
+    problems.update({one.dump.path: _CUT_OFF for one in used if one.dump.is_cut_off})
     problems.update({one.dump.path: one.problem for one in used if one.problem})
     for one in dumps:
         path = one.dump.path
@@ -210,7 +212,7 @@ def examine(paths: Iterable[str | os.PathLike[str]], *, times: bool = False) -> 
         final=texts.facts.final,
         unread=frozenset(
             next((one for one in named if one not in by_rank), -1) for named in unread
-        ),
+        ).union(one.rank for one in recorded if not (one.recorded or one.groups)),
     )
     found = find_root_causes(evidence)
     verdicts = [texts.facts.unless_late(one, evidence) for one in found]

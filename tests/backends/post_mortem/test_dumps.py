@@ -225,6 +225,59 @@ def test_a_damaged_dump_is_named_and_the_rest_goes_on(
     assert damaged.problem
 
 
+@pytest.mark.parametrize("late_is_lost", [False, True])
+def test_the_counters_of_a_dump_that_is_cut_off_tell_what_its_rank_has_issued(
+    late_is_lost: bool, tmp_path: Path
+) -> None:
+    """Torch writes them before the entries."""
+    files = pickled()
+    whole = files["nccl_trace_rank_1"]
+    if late_is_lost:
+        del files[f"nccl_trace_rank_{LATE}"]
+    counters = whole.index(b"entries") + 20
+    for at in range(counters, len(whole) - 3, 50):
+        report = examine([written(tmp_path, files | {"nccl_trace_rank_1": whole[:at]})])
+        (verdict,) = report.verdicts
+        assert verdict.culprits == (LATE,)
+        assert 1 in verdict.waiting
+        (cut,) = (one for one in report.files if one.path.endswith("rank_1"))
+        assert cut.ranks == (1,)
+        assert cut.problem.startswith("damaged: it is cut off")
+
+
+def test_a_rank_whose_dump_is_cut_off_is_told_if_its_counters_lag(
+    tmp_path: Path,
+) -> None:
+    files = pickled()
+    late = f"nccl_trace_rank_{LATE}"
+    files[late] = files[late][:-300]
+    is_found(examine([written(tmp_path, files)]))
+
+
+@pytest.mark.parametrize("lost", [300, 600])
+def test_a_rank_with_ops_in_two_groups_is_not_blamed_where_its_dump_is_cut_off(
+    lost: int, tmp_path: Path
+) -> None:
+    """Nothing tells in which of them it waits first."""
+    groups = {"dp": (1, 2), "ep": (1, 2), "tp": (0, 1)}
+    ranks = [
+        Rank(rank, {name: its for name, its in groups.items() if rank in its})
+        for rank in range(3)
+    ]
+    for name, its in groups.items():
+        for rank in its:
+            ranks[rank].issue(group=name)
+    ranks[1].issue(group="tp", done=False)
+    ranks[1].issue(group="dp", done=False)
+    ranks[2].issue(group="ep", done=False)
+    files = {f"rank_{one.rank}": pickle.dumps(one.dump(), 2) for one in ranks}
+    (whole,) = examine([written(tmp_path, files)]).verdicts
+    assert whole.culprits == (0,)
+    files["rank_1"] = files["rank_1"][:-lost]
+    verdicts = examine([written(tmp_path, files)]).verdicts
+    assert not [one for one in verdicts if 1 in one.culprits]
+
+
 def test_a_file_that_is_too_large_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
