@@ -620,7 +620,11 @@ def test_a_group_is_aborted_and_rebuilt(notebook: Notebook) -> None:
     assert seen.out == "group 'default' aborted; %dist_rebuild makes it usable again\n"
     seen = notebook("%%distributed", "dist.barrier()")
     assert isinstance(seen.error, CellError)
-    assert str(seen.error).splitlines()[1].startswith("Why: aborted with %dist_abort")
+    assert (
+        str(seen.error)
+        .splitlines()[1]
+        .startswith("Why: the group was aborted earlier: aborted with %dist_abort")
+    )
     assert "Next: group 'default' aborted: %dist_rebuild" in str(seen.error)
     assert "Traceback" not in seen.err
     table = notebook("%dist_status").displays[0].data["text/plain"]

@@ -29,7 +29,7 @@ def seen(
     steps = two_hosts.steps_of(
         ssh_hosts.__file__,
         tmp_path_factory.mktemp("ssh"),
-        timeout=380,
+        timeout=560,
     )
     return {one["step"]: one for one in steps}
 
