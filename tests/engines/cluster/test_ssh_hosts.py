@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines.cluster import ssh_hosts, two_hosts
 
-pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(580)]
 
 #: Rank → host, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR.
 PLACES = {
