@@ -408,8 +408,12 @@ def test_cells_are_completed_with_what_the_ranks_have(kernel: Kernel) -> None:
     kernel("only_here = 1")
     assert _complete(kernel, on_2, "only_") == ["\nonly_there"]
     assert "only_here" in _complete(kernel, "only_")
-    assert _complete(kernel, "%dist_pull only_") == [" only_there"]
     # A rank of a loaded machine may be too late, and the next time it is not.
+    until(
+        lambda: _complete(kernel, "%dist_pull only_") == [" only_there"],
+        TIMEOUT,
+        "the completion of a variable",
+    )
     until(
         lambda: "What the rank says." in _help(kernel, on_2, "there(1, "),
         TIMEOUT,
