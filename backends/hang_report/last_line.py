@@ -65,9 +65,8 @@ def last_ops(last: int = LAST) -> dict[str, Any]:
 def last_line(meeting: Meeting, ops: Mapping[str, Any] | None = None) -> str:
     """Leave the last ops of this rank; return what those of all ranks of the host tell.
 
-    `ops` is what it leaves, if not `last_ops`.
-
-    Empty where nothing is certain, or other ranks are yet to leave theirs.
+    Empty where nothing is certain, or other ranks are yet to leave theirs. `ops` is
+    what it leaves, if not `last_ops`.
     """
     ranks = [*meeting.known()]
     if len(ranks) < 2:

@@ -42,7 +42,8 @@ class RankDump:
     ops: dict[_Name, list[IssuedOp]] = field(default_factory=dict)
     #: The process groups that entries name, by their ids.
     ids: dict[int, _Name] = field(default_factory=dict)
-    #: Of each process group, the numbers of its last entry: collective and p2p.
+    #: Of each process group, the numbers of its last entry: collective and p2p. Not of
+    #: a dump that is cut off, which lacks it.
     last: dict[_Name, tuple[int, int, bool]] = field(default_factory=dict)
     #: The process groups that have sends or receives, those that are not listed, too.
     p2p: set[_Name] = field(default_factory=set)
@@ -126,7 +127,9 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
         ranks = _ranks_of(dump, name)
         final = listed[-1]
         self.ids[final.pg_id] = name
-        self.last[name] = (final.collective_seq_id, final.p2p_seq_id, final.kind.is_p2p)
+        if not dump.is_cut_off:
+            numbers = final.collective_seq_id, final.p2p_seq_id
+            self.last[name] = (*numbers, final.kind.is_p2p)
         ops, place = _ops(self, listed, ranks, alone)
         self.ops[name] = ops
         if final.p2p_seq_id or any(op.is_p2p for op in ops):
@@ -168,7 +171,8 @@ def end_batches_of_one(dumps: Sequence[RankDump]) -> None:
         name[1]
         for one, done in zip(dumps, counts, strict=True)
         for name, places in one.unsure.items()
-        if (done[name] or 0) > one.last[name][0]
+        if (count := done[name]) is not None
+        and count > one.last[name][0]
         and any(one.ops[name][place].seq == done[name] for place in places)
     }
     unbatched = {name[1] for one in dumps for name in one.unbatched}
@@ -204,7 +208,7 @@ def _p2p_counts(one: RankDump, name: _Name) -> int | None:
     """
     number = next(number for number, other in one.ids.items() if other == name)
     enqueued, _, completed = one.dump.status.get(number, (None, None, None))
-    collective, p2p, is_p2p = one.last[name]
+    collective, p2p, is_p2p = one.last.get(name, (0, 0, False))
     of_either = completed is None or 0 < completed <= collective
     return completed if is_p2p and enqueued == p2p and not of_either else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ..groups.world import DEFAULT
 from ..observe.evidence import Group, GroupEvidence, IssuedOp, Progress, RankEvidence
@@ -40,9 +41,16 @@ def evidence_of_dumps(
 ) -> tuple[list[RankEvidence], tuple[Group, ...], int | None]:
     """Return what the dumps of ranks tell, the groups they name, and the world size."""
     job = _Job(dumps)
-    found = [job.evidence(rank) for rank in sorted(dumps)]
-    groups = dict.fromkeys(one for one in job.groups.values() if not job.is_over(one))
-    return found, tuple(groups), job.world_size
+    # Nobody waits in the ops of a group that a rank has rebuilt.
+    newest = _newest(job.groups.values())
+
+    def evidence(rank: int) -> RankEvidence:
+        found = job.evidence(rank)
+        groups = {one: its for one, its in found.groups.items() if one in newest}
+        return replace(found, groups=groups)
+
+    groups = tuple(one for one in dict.fromkeys(job.groups.values()) if one in newest)
+    return [evidence(rank) for rank in sorted(dumps)], groups, job.world_size
 
 
 class _Job:
@@ -54,8 +62,6 @@ class _Job:
         self._is_world_named = self.world_size in sizes
         #: A group by name, description and ranks, so that there is one object of it.
         self.groups: dict[tuple[str, str, tuple[int, ...]], Group] = {}
-        #: The newest generation of each of our groups that was rebuilt.
-        self._newest: dict[str, int] = {}
         #: The groups of each rank by torch's name and description.
         self.named: dict[int, dict[_Name, Group]] = {
             rank: self._groups_of(rank) for rank in sorted(dumps)
@@ -66,10 +72,6 @@ class _Job:
             for found in self.named.values()
             for name in {_shared_name(group) for group in found.values()}
         )
-        for group in self.groups.values():
-            base, generation = _generation(group)
-            if generation:
-                self._newest[base] = max(generation, self._newest.get(base, 0))
         self._members: dict[int, list[Group]] = {}
         for group in self.groups.values():
             for rank in group.ranks if group.complete else ():
@@ -92,9 +94,7 @@ class _Job:
                 if not all(op.retired for op in ops)
             }
             self._p2p |= {self.named[rank][name] for name in dump.p2p}
-        self._counts_p2p = _counts_p2p(
-            one for one in dumps.values() if not one.dump.is_cut_off
-        )
+        self._counts_p2p = _counts_p2p(dumps.values())
 
     def _kinds(self, rank: int) -> _Kinds:
         """Return the descriptions of the groups of a rank."""
@@ -143,11 +143,6 @@ class _Job:
             self.groups[key] = Group(shown, ranks, name, complete)
         return self.groups[key]
 
-    def is_over(self, group: Group) -> bool:
-        """Return whether a rank has rebuilt the group: nobody waits in its ops now."""
-        base, generation = _generation(group)
-        return generation < self._newest.get(base, 0)
-
     def evidence(self, rank: int) -> RankEvidence:
         """Return what is known of one rank."""
         dump = self.dumps[rank]
@@ -163,8 +158,6 @@ class _Job:
         overrun = cut_off or _is_overrun(dump, progress)
         groups = {}
         for name, group in self.named[rank].items():
-            if self.is_over(group):
-                continue
             vague = dump.vague or self._is_vague(group)
             ops: Sequence[IssuedOp] = dump.ops.get(name, [])
             if overrun:
@@ -205,7 +198,6 @@ class _Job:
             group
             for group in self._members.get(rank, ())
             if group in self._in_flight
-            and not self.is_over(group)
             and group not in own
             and group.ranks not in alone
         ]
@@ -228,7 +220,7 @@ class _Job:
         )
         if group in self._p2p and self._counts_p2p:
             # One counter holds the numbers of both kinds.
-            last = None if dump.dump.is_cut_off else dump.last.get(name)
+            last = dump.last.get(name)
             if last is not None and enqueued == last[1] and last[2]:
                 return Progress(last[0])
             return Progress()
@@ -328,10 +320,13 @@ def _is_overrun(dump: RankDump, progress: Mapping[_Name, Progress]) -> bool:
     return False
 
 
-def _generation(group: Group) -> tuple[str, int]:
-    """Return what the generations of one of our groups share, and which one this is."""
-    base, generation = _GENERATION.fullmatch(group.id).groups()  # type: ignore[union-attr]
-    return base, int(generation or 0)
+def _newest(groups: Iterable[Group]) -> set[Group]:
+    """Return the groups without generations before the newest one of each."""
+    generations: dict[str, dict[int, list[Group]]] = {}
+    for group in groups:
+        base, number = _GENERATION.fullmatch(group.id).groups()  # type: ignore[union-attr]
+        generations.setdefault(base, {}).setdefault(int(number or 0), []).append(group)
+    return {group for of_one in generations.values() for group in of_one[max(of_one)]}
 
 
 def _shared_name(group: Group) -> tuple[str, tuple[int, ...]]:
@@ -372,7 +367,7 @@ def _counts_p2p(dumps: Iterable[RankDump]) -> bool:
     """
     for dump in dumps:
         for number, name in dump.ids.items():
-            collective, p2p, is_p2p = dump.last[name]
+            collective, p2p, is_p2p = dump.last.get(name, (0, 0, False))
             enqueued = dump.dump.status.get(number, (None, None, None))[0]
             if is_p2p and enqueued is not None and collective != p2p:
                 if enqueued == p2p:
