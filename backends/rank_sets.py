@@ -52,7 +52,12 @@ def format_ranks(ranks: Iterable[int], dash: str = "-") -> str:
 
 
 def parse_runs(text: str, what: str, besides: str = "") -> list[range]:
-    """Return the runs that `text` names, in its order."""
+    """Return the runs that `text` names, in its order.
+
+    The runs are ranges, so that 0-999999999 takes no memory. `what` is the word for
+    a number, such as ``"rank"``; `besides` is appended to the error message and names
+    the other permitted texts. Raises `ValueError` naming the offending part.
+    """
     runs = []
     for raw in text.split(","):
         part = raw.strip()

@@ -11,7 +11,10 @@ __all__ = ["run_bounded", "start_or_run", "start_thread"]
 def start_thread(
     name: str, target: Callable[..., object], *arguments: object
 ) -> threading.Thread:
-    """Start ``target(*arguments)`` on a thread called ``rankscope-NAME``."""
+    """Start ``target(*arguments)`` on a thread called ``rankscope-NAME``.
+
+    It may run before the caller has the thread.
+    """
     thread = threading.Thread(
         target=target, args=arguments, name=f"rankscope-{name}", daemon=True
     )

@@ -36,7 +36,11 @@ def is_rule(file: str) -> bool:
 
 
 def where_stuck(dump: str) -> str:
-    """Return where the threads of a rank are, of a dump that `faulthandler` wrote."""
+    """Return where the threads of a rank are, of a dump that `faulthandler` wrote.
+
+    Threads that run code of the backend are shown, by frames of that code alone,
+    the innermost first; without such a thread, the main thread is.
+    """
     threads: list[list[tuple[str, str, str]]] = []
     for line in dump.splitlines():
         if "most recent call first" in line:

@@ -634,7 +634,10 @@ class Generation:
 
 
 def _call_hooks(spec: GroupSpec, aborting: set[int]) -> None:
-    """Call the hooks of an abort; wait for them, but not for one that hangs."""
+    """Call the hooks of an abort; wait for them, but not for one that hangs.
+
+    Their thread is added to those that are `aborting`.
+    """
     hooks, over = list(spec.abort_hooks.values()), threading.Event()
 
     def call() -> None:

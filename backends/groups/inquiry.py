@@ -98,7 +98,10 @@ Answers = Mapping[int, "dict[str, Any] | None"]
 
 
 def main_thread_place() -> Place:
-    """Return the innermost line of the main thread that is no library's."""
+    """Return the innermost line of the main thread that is no library's.
+
+    Where it waits for a thread to end, that of the thread; for a task, of the task.
+    """
     frame = users_frame(_innermost())
     if frame is None:
         return Place("", "is in no line of its script")

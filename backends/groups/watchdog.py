@@ -45,7 +45,12 @@ class Watched(Protocol):
 
 
 class Watchdog(BackgroundLoop):
-    """Checks the groups that have ops in flight and times overdue ops out."""
+    """Checks the groups that have ops in flight and times overdue ops out.
+
+    The watchdog keeps no group alive: it holds weak references, and its thread
+    sleeps without a strong one. After `stop`, the next group that is made may start the
+    thread again.
+    """
 
     def __init__(self) -> None:
         super().__init__("rankscope-watchdog", self._check, linger=_REST)

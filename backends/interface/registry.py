@@ -88,7 +88,11 @@ def resolve(name: str) -> Registration:
 
 
 def declared() -> dict[str, list[EntryPoint]]:
-    """Return the entry points of `GROUP` by backend name, without importing them."""
+    """Return the entry points of `GROUP` by backend name, without importing them.
+
+    They are read at each call (some 10 ms), so that a package that was installed
+    meanwhile is found. Built-in and registered names need no call.
+    """
     from importlib import metadata  # takes 15 ms
 
     return group_by(metadata.entry_points(group=GROUP), lambda entry: entry.name)

@@ -188,8 +188,10 @@ class MessageQueue:
     def submit(self, work: MessageWork, message: bool) -> None:
         """Start `work`: after the other collectives, or, if a `message`, at once.
 
-        The caller holds the lock of those who issue: no other Work is resumed, and no
-        error reported, since callbacks may issue ops.
+        A collective that has none before it starts here, on the caller's thread; what
+        it waits for is first looked at when a thread waits for it. The caller holds the
+        lock of those who issue: no other Work is resumed, and no error reported, since
+        callbacks may issue ops.
         """
         broken: BaseException | None = None
         with self._lock:
@@ -219,7 +221,11 @@ class MessageQueue:
         return bool(self._collectives or self._messages or self._over)
 
     def advance(self, looks: int = 1) -> bool:
-        """Advance without blocking; return whether any op progressed."""
+        """Advance without blocking; return whether any op progressed.
+
+        Any thread may call this; while one does, calls of others do nothing. The first
+        collective is looked at up to `looks` times.
+        """
         if not self._is_open or not self._lock.acquire(blocking=False):
             return False
         moved = False

@@ -16,7 +16,10 @@ _LONGEST = 0.25
 
 
 class Sleeper:
-    """What the waiters of one transport sleep on; see `Transport`."""
+    """What the waiters of one transport sleep on; see `Transport`.
+
+    It may end while threads sleep: the last of them closes the descriptors.
+    """
 
     def __init__(self) -> None:
         #: Held while it ends; recursive, as a signal handler may abort.

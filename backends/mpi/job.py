@@ -166,7 +166,11 @@ def _finalize_at_exit() -> None:
 
 
 def initialise() -> Any:
-    """Return ``mpi4py.MPI``, initialised with THREAD_MULTIPLE."""
+    """Return ``mpi4py.MPI``, initialised with THREAD_MULTIPLE.
+
+    Blocks, if the MPI library does, until every process of the job has
+    called it: not for the main thread.
+    """
     global _finalizer, _finalize_is_local
     with _init_lock:
         try:

@@ -171,7 +171,12 @@ class NCCLComm:
         return self._store.get("id", timeout=self._timeout + CLOSE_WAIT)
 
     def poll(self) -> bool:
-        """Return whether the communicator is ready and its last call has finished."""
+        """Return whether the communicator is ready and its last call has finished.
+
+        The caller holds the mutex. Raises the error of the creation,
+        `DistTimeoutError` if the creation exceeds the timeout, the errors that `Nccl`
+        documents, and `DistBackendError` if the communicator was aborted or closed.
+        """
         if self._error is not None:
             raise self._error
         if self.ended:
@@ -239,7 +244,11 @@ class NCCLComm:
     # -- its end -----------------------------------------------------------------
 
     def revoke(self) -> bool:
-        """End the kernels in flight; free nothing; return whether they have ended."""
+        """End the kernels in flight, and free nothing; return whether they have ended.
+
+        For a thread of the backend. Takes `REVOKE_WAIT` seconds and what the calls
+        of NCCL take. Whatever is returned, the communicator can only be retired.
+        """
         nccl = self._api.nccl
         if not nccl.can_revoke or not self.nonblocking:
             # On a blocking communicator the call would not return before the end.

@@ -32,7 +32,10 @@ _NO_SWITCH = contextlib.nullcontext()
 
 
 class Stream(Protocol):
-    """What the queue uses of a group's stream, an `NCCLStream`."""
+    """What the queue uses of a group's stream, an `NCCLStream`.
+
+    All but the last are called with the queue's lock held.
+    """
 
     @property
     def accepts(self) -> bool: ...

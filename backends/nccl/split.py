@@ -62,8 +62,10 @@ class CommSplit:
     ) -> Handle | None:
         """Return the new communicator's handle, ``None`` if the ranks do not agree.
 
-        Blocks until `deadline`, or until `cancel`. An error after the vote aborts the
-        parent, too, because only that ends the NCCL call in progress.
+        Every rank of the new group calls `derive`, with a `store` that only the new
+        group uses. `derive` blocks until ``time.monotonic()`` reaches `deadline`, or
+        until `cancel`. An error after the vote is raised and also aborts the parent,
+        because only an abort of the parent ends the NCCL call in progress.
         """
         reserved, made = False, None
         parent = self._parent
@@ -166,7 +168,11 @@ def _await_ready(api: GpuApi, parent: NCCLComm, made: Handle, deadline: float) -
 
 
 def meet(store: Store, key: str, size: int, deadline: float) -> None:
-    """Return when all `size` ranks have called `meet` with this `key`: a barrier."""
+    """Return when all `size` ranks have called `meet` with this `key`: a barrier.
+
+    A rank sends at most three requests, whatever `size` is, because one store serves
+    all ranks.
+    """
     if store.add(f"{key}/count", 1) == size:
         store.set(f"{key}/all", b"1")
     store.wait([f"{key}/all"], _left(deadline))

@@ -110,7 +110,11 @@ class NCCLWork(Work):
         *,
         callbacks_later: bool,
     ) -> None:
-        """Report success; `elapsed_ms` is the time on the device, if it is known."""
+        """Report success; `elapsed_ms` is the time on the device, if it is known.
+
+        `since_ms` is that from the end of the group's op before to the start of this.
+        With `callbacks_later`, callbacks run on the progress thread.
+        """
         now = time.time_ns()
         self.callbacks_later = callbacks_later
         if elapsed_ms is not None:

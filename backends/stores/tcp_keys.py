@@ -69,8 +69,10 @@ def curve_keys(key: bytes) -> CurveKeys:
 def shared_key() -> bytes:
     """Return the key of ranks that were started without one.
 
-    That of ``RANKSCOPE_KEY``, or else a secret of this user in ``~/.rankscope/key``
-    (mode 0600, made at the first call).
+    The key is the environment's ``RANKSCOPE_KEY``, or else a secret of this user
+    in ``~/.rankscope/key`` (mode 0600, made at the first call), so that ranks of
+    one user with one home directory connect without any setting. Raises
+    `DistNetworkError` if that file is readable by others or cannot be made.
     """
     from_environment = os.environ.get("RANKSCOPE_KEY")
     if from_environment:

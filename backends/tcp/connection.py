@@ -178,7 +178,10 @@ class Connection:
             raise
 
     def _refuse(self, error: OSError) -> None:
-        """Send no more: the other rank reads no more."""
+        """Send no more: the other rank reads no more.
+
+        What it has sent before is still there, and is read up to its end.
+        """
         said = error.strerror or str(error)
         self.lost = self.lost or ConnectionLostError(f"TCP: {said}", peer=self.peer)
         requests = [request for _, request in self._out if request is not None]

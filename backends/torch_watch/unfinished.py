@@ -164,7 +164,10 @@ class UnfinishedGroups:
             recorder.changed()
 
     def _begin(self, arguments: Mapping[str, Any]) -> UnfinishedGroup | None:
-        """Return the group of `arguments`; ``None`` if this rank waits for no other."""
+        """Return the group of `arguments`; ``None`` if this rank waits for no other.
+
+        A rebuild makes groups on another thread, once all ranks are there.
+        """
         default = names().default
         size, ranks = arguments["group_size"], arguments["global_ranks_in_group"]
         rank = arguments["group_rank"] if default is None else default.rank()

@@ -123,7 +123,11 @@ class UCXTransport:
         return None
 
     def explain(self, error: BaseException) -> str | DistError | None:
-        """Return the reason that UCX gives."""
+        """Return the reason that UCX gives.
+
+        A rank may be unreachable because it has aborted, or is dead. The group looks
+        for that cause first.
+        """
         if not isinstance(error, UCXError):
             return None
         said = f"UCX reports: {error}{chosen()}"

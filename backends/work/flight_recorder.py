@@ -574,7 +574,11 @@ class FlightRecorder:
             listener()
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener()`` at every transition; it must be cheap."""
+        """Call ``listener()`` at every transition; it must be cheap.
+
+        It runs on whatever thread made the transition, with locks held: it
+        may set a flag, no more. Returns a function that removes it.
+        """
         self._listeners = (*self._listeners, listener)
 
         def cancel() -> None:

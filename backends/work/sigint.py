@@ -18,7 +18,11 @@ __all__ = ["defer_sigint"]
 
 
 class defer_sigint:
-    """Within the block, SIGINT is deferred to its end; no effect on other threads."""
+    """Within the block, SIGINT is deferred to its end; no effect on other threads.
+
+    ``with`` returns whether this is the main thread, the only one that Python
+    interrupts. A block within another one ends with the outer one.
+    """
 
     __slots__ = ("_handler",)
 

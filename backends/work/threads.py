@@ -42,7 +42,11 @@ class BackgroundLoop:
         return self._thread is not None
 
     def kick(self) -> bool:
-        """Have ``work()`` called now; return whether there is a thread to call it."""
+        """Have ``work()`` called now; return whether there is a thread to call it.
+
+        There is none after `stop`, and where Python starts no threads any more (3.12
+        and later, at its end).
+        """
         with self._lock:
             if self._stopped:
                 return False

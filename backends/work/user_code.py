@@ -84,7 +84,11 @@ def frame_of_thread(ident: int | None) -> FrameType | None:
 
 
 def calls_of_loop(frame: FrameType | None) -> list[FrameType]:
-    """Return the calls of the task that a thread's ``asyncio.run`` waits for."""
+    """Return the calls of the task that a thread's ``asyncio.run`` waits for.
+
+    The innermost is the last. `frame` is the thread's innermost one; empty where that
+    is not the loop's own: while all tasks await something, they are on no stack.
+    """
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         if module.partition(".")[0] not in ("asyncio", "selectors"):

@@ -90,7 +90,12 @@ _launched_rank: int | None = None
 
 
 def install(version: str) -> str:
-    """Install the agent in this engine, once; return its `hello` as JSON."""
+    """Install the agent in the calling engine; return its `hello` as JSON.
+
+    Runs on the engine's main thread. Later calls change nothing. JSON, since the
+    notebook receives the repr of the expression. An engine with another `version` of
+    Rankscope returns that, and gets no agent.
+    """
     global _agent
     if version != __version__:
         return json.dumps({"version": __version__})

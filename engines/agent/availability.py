@@ -22,7 +22,12 @@ CHECK_TIMEOUT = 2.0
 
 
 def refused(backend: str | None) -> list[Refusal]:
-    """Return the backends of a config that are found to be unusable here."""
+    """Return the backends named in a config that cannot be used here.
+
+    Nothing for ``None``, the default config, which names no backend. A backend
+    whose check is not finished after `CHECK_TIMEOUT` seconds counts as usable: a
+    missing library is found at once, and other faults are raised at the first use.
+    """
     found: list[Refusal] = []
     if backend is not None:
         named = BackendConfig(backend).device_backend_map

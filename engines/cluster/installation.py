@@ -113,7 +113,10 @@ def install_agents(
 def _first_done(
     client: ipyparallel.Client, requests: Sequence[Future[Any]]
 ) -> Future[Any] | None:
-    """Return the first answered request; drop those before: answers come in turn."""
+    """Return the first request that was answered; drop those before it.
+
+    An engine answers in turn: what it got before would be answered by now.
+    """
     for place, request in enumerate(requests):
         if request.done():
             for dropped in requests[:place]:

@@ -53,7 +53,11 @@ class LaunchedProcesses:
         self._adopted: list[psutil.Process] = []
 
     def watch(self, on_exit: OnEngineExit, on_controller_exit: OnExit) -> None:
-        """Call ``on_exit`` when an engine ends; call again when some were added."""
+        """Call ``on_exit(pid, exit_code, host, why)`` when an engine ends.
+
+        Of an engine with a launcher of its own. The callback runs on this object's
+        thread. Call `watch` again after engines were added.
+        """
         self._on_exit = on_exit
 
         def watch() -> None:

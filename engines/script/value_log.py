@@ -41,7 +41,10 @@ class Values:
         self._aborts: dict[str, int] = {}
 
     def look(self, groups: Sequence[GroupStatus]) -> dict[str, float]:
-        """Return names and values since the last look, as far as all know them."""
+        """Return names and values, those of all groups together, since the last look.
+
+        What a group with ops does not know has no name.
+        """
         found: dict[str, float] = {"in_flight": 0, "oldest_seconds": 0.0}
         unknown = set[str]()
         seen, hung = dict[tuple[str, int], dict[str, float]](), set()

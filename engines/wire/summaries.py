@@ -66,7 +66,10 @@ class LineClock:
         self._seen: tuple[tuple[str, object], float] = ("", None), 0.0
 
     def look(self, issued: object = None) -> tuple[str, float | None]:
-        """Return the line, and the seconds at it; ``None`` where none runs."""
+        """Return the line, and the seconds at it; ``None`` where none runs.
+
+        `issued` is another value once ops were issued since the last look.
+        """
         line, now = self._locate(), time.monotonic()
         seen, since = self._seen
         if (line, issued) != seen:

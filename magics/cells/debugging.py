@@ -25,7 +25,10 @@ QUIT = "q"
 
 
 class DebugSession:
-    """One debugger on `rank`; see `Ranks.debug`."""
+    """One debugger on `rank`; see `Ranks.debug`.
+
+    ``serve()`` is called between two waits, for other work of the main thread.
+    """
 
     def __init__(
         self,

@@ -141,7 +141,10 @@ class OutputStream:
     # -- after the end ----------------------------------------------------
 
     def show_late(self) -> None:
-        """Show what threads and children print after the end, as it comes in."""
+        """Show what threads and children print after the end, as it comes.
+
+        To be called at the end; it is shown on the I/O thread.
+        """
         self.execution.on_late_output(self._take_late)
 
     def _take_late(self, rank: int, output: Output) -> None:

@@ -238,7 +238,10 @@ class BoardModel:
         )
 
     def _is_late(self, rank: int) -> bool:
-        """Return whether a heartbeat of `rank` is overdue."""
+        """Return whether a heartbeat of `rank` is overdue.
+
+        A verdict may arrive before the rank counts as silent.
+        """
         heard = self._heard.get(rank)
         return heard is not None and self.now - heard > LATE
 

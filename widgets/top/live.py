@@ -22,7 +22,11 @@ BY = "a terminal"
 
 
 class Live:
-    """The feed of a board, its actions, and the watch for ops that hang."""
+    """The feed of a board, its actions, and the watch for ops that hang.
+
+    ``show(state)`` gets the whole state at most every `interval` seconds, and
+    ``answer(message)`` the outcome of a request, both on threads of their own.
+    """
 
     def __init__(
         self,
