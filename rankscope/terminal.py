@@ -7,22 +7,21 @@ which may hang, be stopped or have been killed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rankscope.backends.install import pip_install, with_extra
-from rankscope.backends.observe.verdicts import on_groups
+from rankscope.backends.printable import printable
 from rankscope.backends.rank_sets import name_ranks
 from rankscope.command_output import DONE, FAILED, HANGS, fail, say
 from rankscope.engines import ClusterError
 from rankscope.engines.launch.cluster_file import ClusterFile, cluster_files, end_reason
-from rankscope.engines.script.metrics_process import why_not
-from rankscope.engines.status import name_groups
 from rankscope.engines.wire.job_file import JobFile, job_files
 from rankscope.widgets.tables import aligned
 
@@ -112,7 +111,7 @@ def running() -> list[Running]:
     return [*map(Running, cluster_files()), *map(Running, job_files())]
 
 
-# -- the commands ----------------------------------------------------------------
+# -- the commands: each imports what it alone needs -----------------------------
 
 
 def _status(cluster: Cluster | Job, values: argparse.Namespace) -> int:
@@ -153,6 +152,8 @@ def _profile(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
 
 def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    from rankscope.engines.script.metrics_process import why_not
+
     if why := why_not():
         raise ClusterError(why)
     from rankscope.engines.observe.metrics import MetricsServer
@@ -176,6 +177,9 @@ def _metrics(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
 
 def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    from rankscope.backends.observe.verdicts import on_groups
+    from rankscope.engines.status import name_groups
+
     verdicts = cluster.explain()
     if values.group is not None:
         cluster.status(fresh=True, timeout=ANSWER)
@@ -199,6 +203,8 @@ def _abort(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
 
 def _rebuild(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    from rankscope.engines.status import name_groups
+
     stale = cluster.rebuild(values.group)
     say("\n".join([f"{name_groups(values.group)} rebuilt", *stale]))
     return DONE
@@ -221,14 +227,28 @@ def _stop(cluster: Cluster | Job, values: argparse.Namespace) -> int:
 
 def _top(one: Running, values: argparse.Namespace) -> int:
     """Show `one` until the user quits."""
-    from rankscope.widgets.top.app import TopApp
+    with _first_screen(one.name):
+        from rankscope.widgets.top.app import TopApp
 
-    app = TopApp(one.name, one.attach, values.delay)
+        app = TopApp(one.name, one.attach, values.delay)
     failed = app.run()
     app.close()
     if failed is not None:
         return fail("top", failed)
     return FAILED if app.return_code else DONE
+
+
+@contextlib.contextmanager
+def _first_screen(name: str) -> Iterator[None]:
+    """Show what `TopApp` shows first, while it is imported: most of its start."""
+    shown = f"\x1b[?1049h\x1b[2J\x1b[H\x1b[2mrankscope top · {printable(name)}\x1b[m"
+    print(f"{shown}\nAttaching…", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    except BaseException:
+        # Else Textual leaves the alternate screen, at its end.
+        print("\x1b[?1049l", end="", file=sys.stderr, flush=True)
+        raise
 
 
 def _no_top(values: argparse.Namespace) -> str | None:

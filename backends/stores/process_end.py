@@ -23,6 +23,7 @@ __all__ = [
     "is_stopped",
     "own_process",
     "process_end",
+    "process_start_time",
     "stat_fields",
 ]
 
@@ -142,3 +143,16 @@ def process_end(other: bytes) -> ProcessEnd | None:
     with contextlib.suppress(OSError, AttributeError, ValueError):
         return ProcessEnd(int(pid))
     return None
+
+
+def process_start_time(pid: int) -> int | None:
+    """Return when process `pid` started, in clock ticks since the system's boot.
+
+    The pid together with the start time identifies a process also after the pid was
+    given to another one. ``None`` for a pid without a process, and for a zombie.
+    """
+    try:
+        fields = stat_fields(pid)
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

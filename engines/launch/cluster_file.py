@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rankscope import __version__
+from rankscope.backends.stores.process_end import process_start_time
 
 from ..errors import ClusterError
-from ..wire.requests import Hello
 from ..wire.runtime_files import RuntimeFile, runtime_path
 from .files import files_of, remove
-from .processes import process_start_time
 
 if TYPE_CHECKING:
     from ..observe.rank_slots import RankSlot
+    from ..wire.requests import Hello
     from ..wire.torch_environment import TorchOptions
 
 __all__ = [

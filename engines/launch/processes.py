@@ -16,7 +16,6 @@ __all__ = [
     "is_stopped",
     "lives",
     "printed",
-    "process_start_time",
     "send_signal",
     "wait_gone",
     "with_descendants",
@@ -81,16 +80,3 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def process_start_time(pid: int) -> int | None:
-    """Return when process `pid` started, in clock ticks since the system's boot.
-
-    The pid together with the start time identifies a process also after the pid was
-    given to another one. ``None`` for a pid without a process, and for a zombie.
-    """
-    try:
-        fields = process_end.stat_fields(pid)
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.stores.process_end import process_start_time
 from rankscope.engines import Cluster, ClusterError, ClusterStartError
 from rankscope.engines.launch.cluster_file import ClusterFile
 from rankscope.engines.launch.clusters import prepare
-from rankscope.engines.launch.processes import process_start_time
 from rankscope.engines.status import Summary
 
 pytestmark = pytest.mark.processes

@@ -14,9 +14,9 @@ import pytest
 
 from rankscope.backends.conformance.mpi_ranks import is_open_mpi, mpiexec
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.stores.process_end import process_start_time
 from rankscope.engines import Cluster, ClusterError
 from rankscope.engines.launch.files import session_folder
-from rankscope.engines.launch.processes import process_start_time
 from tests.engines.launch.test_fork_launcher import STARTS
 
 WAIT = 60
