@@ -115,9 +115,12 @@ def running() -> list[Running]:
 
 
 def _status(cluster: Cluster | Job, values: argparse.Namespace) -> int:
+    from rankscope.engines import Job
     from rankscope.widgets.board.model import BoardModel
     from rankscope.widgets.board.text import board_text
 
+    if not isinstance(cluster, Job) and cluster.slurm_job is not None:
+        cluster.slurm_job.await_answer(ANSWER)
     status = cluster.status(fresh=True, timeout=ANSWER)
     model = BoardModel.of(status, cluster.lateness())
     say(board_text(model, shutil.get_terminal_size().columns))

@@ -348,7 +348,7 @@ class Cluster(LaunchedRanks):
         try:
             if found.launched is not None:
                 self._watch_launched()
-            if self.slurm_job is None and not briefly:
+            if self.slurm_job is None:
                 job = job_of(self.cluster_id, self.profile)
                 self._job = SlurmJob.watched(job)
             report(f"requesting the ranks of {len(found.client.ids)} engines")

@@ -199,7 +199,7 @@ class SlurmJob:
         self._began = time.monotonic()
         self._asked = 0.0
         self._warned = 0
-        self._watched = threading.Event()
+        self._watched, self._answered = threading.Event(), threading.Event()
 
     @classmethod
     def watched(cls, number: str) -> SlurmJob | None:
@@ -288,6 +288,11 @@ class SlurmJob:
         text = _printed("scontrol", "show", "job", "-o", self.number)
         if text:
             self.info = JobInfo.parse(text)
+        self._answered.set()
+
+    def await_answer(self, timeout: float) -> None:
+        """Wait until Slurm was asked once, at most `timeout` s."""
+        self._answered.wait(timeout)
 
     def watch(self) -> None:
         """Keep up with the end of the job, which an administrator may move."""

@@ -54,6 +54,7 @@ def test_what_listens_is_what_the_table_has(seen: dict[str, Any]) -> None:
 def test_the_time_that_is_left_is_shown(seen: dict[str, Any]) -> None:
     assert seen["left"]["text"].startswith("Slurm's job ")
     assert seen["left"]["text"].endswith(": 9 min left")
+    assert f" · {seen['left']['text']} · " in seen["left"]["status"]
 
 
 def test_a_restart_is_on_the_own_node_in_the_same_job(seen: dict[str, Any]) -> None:
