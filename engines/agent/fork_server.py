@@ -4,8 +4,10 @@
 the environment and the working directory of the engines; on another host, by ssh or
 srun. On stdin and stdout, one JSON object per line:
 
-From the server, first, if it was started with ``describe``: ``{"host": {...}}``
-    What `describe` returns.
+From the server, first, if it was started with ``describe``:
+    ``{"rankscope": "0.1.0", "host": {...}}``
+    Its version, which each release says there, whatever else it says in another way;
+    and what `describe` returns.
 To the server ``{"listen": address}``
     Listen, until engines are forked, at this host's address towards the given one; the
     answer is ``{"at": [address, port]}``.
@@ -55,6 +57,7 @@ from typing import Any
 
 import psutil
 
+from rankscope import __version__
 from rankscope.backends import parent_end
 from rankscope.backends.routes import address_towards
 
@@ -115,7 +118,7 @@ def main() -> None:
         print(flush=True)
     server = _Server()
     if describes:
-        server.send({"host": describe()})
+        server.send({"rankscope": __version__, "host": describe()})
         for name in OF_THE_TASK:
             os.environ.pop(name, None)
     if "plain" in sys.argv[1:]:
@@ -144,8 +147,6 @@ def describe() -> dict[str, Any]:
     """Return what the notebook compares of this host, and how it was reached."""
     from importlib import metadata
 
-    from rankscope import __version__
-
     versions = {}
     for name in COMPARED:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -159,7 +160,6 @@ def describe() -> dict[str, Any]:
         "name": socket.gethostname(),
         "executable": sys.executable,
         "python": ".".join(map(str, sys.version_info[:3])),
-        "rankscope": __version__,
         "versions": versions,
         "gpus": gpus,
         "cores": len(os.sched_getaffinity(0)),

@@ -13,8 +13,9 @@ from .leashed import LeashedProcess
 __all__ = ["MODULE", "ForkServer"]
 
 MODULE = "rankscope.engines.agent.fork_server"
-#: Each answer of a fork server has one of these.
-_ANSWERS = frozenset(("host", "at", "refused", "pids", "failed"))
+#: Each answer of a fork server has one of these; the first one, of whatever release,
+#: has its version.
+_ANSWERS = frozenset(("rankscope", "at", "refused", "pids", "failed"))
 
 
 class Forked(Protocol):

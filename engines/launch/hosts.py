@@ -137,13 +137,14 @@ class Hosts:
             answer = await server.reply()
         except ProcessEnd:
             raise ClusterStartError(f"{name}: {self._why_ended(name)}") from None
-        found: dict[str, Any] = answer["host"]
         # What else it says may be other things in another version.
-        if found["rankscope"] != __version__:
+        if (version := answer["rankscope"]) != __version__:
             raise ClusterStartError(
-                f"{name}: it has Rankscope {found['rankscope']}, this notebook "
-                f"{__version__}: install one version on all hosts"
+                f"{name}: it has Rankscope {version}, this notebook {__version__}: "
+                "install one version on all hosts, or name a Python there that has "
+                "this one with --remote-python"
             )
+        found: dict[str, Any] = answer["host"]
         self.descriptions[name] = found
         return found
 

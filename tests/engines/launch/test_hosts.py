@@ -48,7 +48,6 @@ PYTHON = ".".join(map(str, sys.version_info[:3]))
 #: What `describe` of the fork server says of a host.
 DESCRIBED: dict[str, Any] = {
     "python": PYTHON,
-    "rankscope": __version__,
     "no_room": "",
     "versions": {"numpy": "2.1.0", "torch": "2.6.0"},
     "gpus": 4,
@@ -221,7 +220,8 @@ class CutHosts(SshHosts):
     """A host that is connected and then says nothing, as after a cut."""
 
     def command(self, name: str) -> list[str]:
-        return ["sh", "-c", f"echo '{json.dumps({'host': DESCRIBED})}'; exec sleep 100"]
+        said = json.dumps({"rankscope": __version__, "host": DESCRIBED})
+        return ["sh", "-c", f"echo '{said}'; exec sleep 100"]
 
     def probe(self, name: str) -> list[str]:
         return ["sh", "-c", "echo Connection timed out >&2; exit 255"]
@@ -295,10 +295,10 @@ def test_hosts_that_cannot_work_together() -> None:
 
 
 class OlderHosts(SshHosts):
-    """A host with another version, which says of itself what that one did."""
+    """A host with another version, which says of itself in its own way."""
 
     def command(self, name: str) -> list[str]:
-        return ["sh", "-c", """echo '{"host": {"rankscope": "0.0.1"}}'; exec cat"""]
+        return ["sh", "-c", """echo '{"rankscope": "0.0.1", "node": []}'; exec cat"""]
 
 
 @pytest.mark.processes
