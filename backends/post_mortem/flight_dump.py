@@ -8,6 +8,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from .evidence_file import RawFile, UnreadableError
@@ -128,10 +129,8 @@ def _config(config: Any) -> dict[str, tuple[str, tuple[int, ...] | None]]:
 
 def _rank_list(ranks: Any) -> tuple[int, ...] | None:
     """Return the ranks of ``"[0, 1]"`` or of ``[0, 1]``."""
-    if isinstance(ranks, str):
-        if not re.fullmatch(r"[\[\]\d\s,]*", ranks):
-            raise UnreadableError("damaged: pg_config holds ranks that are no numbers")
-        ranks = [int(one) for one in _NUMBER.findall(ranks)]
+    if type(ranks) is str:
+        return _ranks_in_text(ranks)
     if not isinstance(ranks, (list, tuple)) or not ranks:
         return None
     if len(ranks) > MOST_RANKS or not all(
@@ -139,6 +138,14 @@ def _rank_list(ranks: Any) -> tuple[int, ...] | None:
     ):
         raise UnreadableError("damaged: pg_config holds impossible ranks")
     return tuple(ranks)
+
+
+# All ranks name the same groups.
+@lru_cache(maxsize=1000)
+def _ranks_in_text(text: str) -> tuple[int, ...] | None:
+    if not re.fullmatch(r"[\[\]\d\s,]*", text):
+        raise UnreadableError("damaged: pg_config holds ranks that are no numbers")
+    return _rank_list([*map(int, _NUMBER.findall(text))])
 
 
 def _status(status: Any) -> dict[int, tuple[int | None, int | None, int | None]]:

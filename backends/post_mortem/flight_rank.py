@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 
 from ..observe.evidence import Arrays, IssuedOp
@@ -150,10 +150,11 @@ def condense(dump: Dump, times: bool = False) -> RankDump:
 def _note_times(self: RankDump, entries: Iterable[Entry]) -> None:
     """Note when torch has seen ops end: as it dumped, those that have not retired."""
     torchs = [one for one in entries if one.ours is None]
-    ended = [one.ended_ns or 0 for one in torchs]
-    listed = zip(torchs, ended, strict=True)
-    written = max((end for one, end in listed if not one.kind.retired), default=0)
-    active = max([*ended, *(one.created_ns for one in torchs)], default=0)
+    ended = [one for one in torchs if one.ended_ns]
+    tracked = (one.ended_ns or 0 for one in ended if not one.kind.retired)
+    written = max(tracked, default=0)
+    times = [one.ended_ns or 0 for one in ended], [one.created_ns for one in torchs]
+    active = max(chain(*times), default=0)
     self.written_ns, self.active_ns = written or None, max(active, 0) or None
 
 
