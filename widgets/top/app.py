@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -155,7 +157,7 @@ class TopApp(App[str]):
         # After the first screen, which its imports would delay; and on a thread that
         # nobody waits for who leaves meanwhile.
         self.call_after_refresh(start_thread, "attach", self._begin)
-        self.set_interval(self._interval, self._draw)
+        self.set_interval(self._interval, self._update)
 
     def _begin(self) -> None:
         from rankscope.engines.observe.diagnosing import STATUS_INTERVAL
@@ -212,6 +214,13 @@ class TopApp(App[str]):
         self._draw()
 
     # -- drawing --------------------------------------------------------------------
+
+    def _update(self) -> None:
+        # Of a terminal that is gone Textual would read the end of file again and again,
+        # where no SIGHUP has come, as with nohup.
+        if not self.is_headless and not os.isatty(sys.__stdin__.fileno()):
+            self.exit()
+        self._draw()
 
     @property
     def group(self) -> dict[str, Any] | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -598,6 +601,33 @@ class TestEnd:
 
         on_screen(Silent(statuses.cluster(*simulated.hang(2, 1)[0].ranks)), body)
         assert seen == [True]
+
+    @pytest.mark.processes
+    def test_it_ends_with_its_terminal(self) -> None:
+        """Where no SIGHUP tells it of that: it has no controlling terminal."""
+        code = (
+            "import threading\n"
+            "from rankscope.widgets.top.app import TopApp\n"
+            "TopApp('bench', lambda: threading.Event().wait(), 0.1).run()"
+        )
+        terminal, its_end = os.openpty()
+        top = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=its_end,
+            stdout=its_end,
+            stderr=its_end,
+            start_new_session=True,
+        )
+        os.close(its_end)
+        shown = b""
+        while b"Attaching" not in shown:
+            shown += os.read(terminal, 65536)
+        os.close(terminal)
+        try:
+            top.wait(WAIT)
+        finally:
+            top.kill()
+            top.wait()
 
 
 def _idle(size: int) -> ClusterStatus:
