@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from .launch_variables import ENV, OPEN_MPI, PMI, SLURM, ranks, sizes
 
-__all__ = ["fill_environment", "meeting_step"]
+__all__ = ["fill_environment", "meeting_step", "why_port_is_taken"]
 
 #: Steps from here on are a job's batch script, its shell, and what Slurm itself runs.
 _NO_STEP = 0xFFFF_FFF0
@@ -66,6 +67,31 @@ def meeting_step(env: Mapping[str, str] = os.environ) -> str:
         return ""
     meets = env.get("MASTER_PORT") == port
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if meets else ""
+
+
+def why_port_is_taken(env: Mapping[str, str] = os.environ) -> str:
+    """Return why rank 0 cannot listen where the ranks of its step meet; else nothing.
+
+    The numbers of two steps may give the same port. Torch says of that only that it is
+    in use; our own store tells steps apart.
+    """
+    step = meeting_step(env)
+    if not step or env.get(ENV.rank) != "0":
+        return ""
+    with socket.socket() as probe:
+        # What has ended a moment ago does not hold it.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(env["MASTER_PORT"])))
+        except OSError as error:
+            return (
+                f"port {env['MASTER_PORT']} of {socket.gethostname()}, at which the "
+                f"ranks of Slurm's step {step} are to meet, is taken "
+                f"({error.strerror}), as by a step whose numbers give the same port: "
+                "end this one, which the other ranks may wait in, and start it again, "
+                "as the next step has another port; or set MASTER_PORT"
+            )
+    return ""
 
 
 def _port(env: Mapping[str, str]) -> str:

@@ -22,11 +22,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankscope.backends.errors import DistNetworkError
 from rankscope.backends.groups.inquiry import line_of
 from rankscope.backends.groups.unattended import attendance
 from rankscope.backends.groups.world import world
 from rankscope.backends.hang_report.settings import Settings
-from rankscope.backends.slurm_step import fill_environment
+from rankscope.backends.slurm_step import fill_environment, why_port_is_taken
 from rankscope.backends.torch_backend.options import Options
 from rankscope.backends.torch_backend.registering import register
 from rankscope.backends.torch_watch.patching import when_imported
@@ -332,6 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except ValueError as error:
         parser.error(str(error))
+    if taken := why_port_is_taken():
+        # Not before: the report of the others, who wait, has it.
+        raise DistNetworkError(taken)
     sys.argv = [given.script, *given.arguments]
     try:
         if given.module:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from rankscope.backends.slurm_step import fill_environment, meeting_step
+from rankscope.backends.slurm_step import (
+    fill_environment,
+    meeting_step,
+    why_port_is_taken,
+)
 
 #: Of the last of five tasks on two nodes, as Slurm 22.05 sets them.
 STEP = {
@@ -113,3 +118,16 @@ def test_a_port_that_is_of_the_step_alone() -> None:
     assert meeting_step(env) == "21.3"
     assert not meeting_step({**env, "MASTER_PORT": "29500"})
     assert not meeting_step({"MASTER_PORT": env["MASTER_PORT"]})
+
+
+def test_a_port_that_another_step_has_is_named() -> None:
+    """By rank 0, which is to listen there; of a port that was set nothing is said."""
+    env = {**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    fill_environment(env)
+    with socket.create_server(("", int(env["MASTER_PORT"]))):
+        why = why_port_is_taken(env)
+        assert why_port_is_taken({**env, "RANK": "1"}) == ""
+        assert why_port_is_taken({**env, "SLURM_STEP_ID": "4"}) == ""
+    assert why.startswith(f"port {env['MASTER_PORT']} of ")
+    assert "Slurm's step 21.3 are to meet, is taken (Address already in use)" in why
+    assert why_port_is_taken(env) == ""
