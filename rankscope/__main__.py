@@ -43,7 +43,8 @@ any names, in any order. Torch's Flight Recorder dumps are read, pickled (of NCC
 and torchcomms) and as JSON; stacks of py-spy, faulthandler and torch's debug server;
 logs and error files of torchrun; reports of NCCL's RAS service. Nothing in a file is
 executed; a file that cannot be used is named, and the others are judged without it.
-What exists as a path is a path.
+What exists as a path is a path; but train.py, a script or notebook in this folder, is
+the job that runs it.
 
 --pid, --jobs: processes that run, and that nobody has prepared. Of each rank you read
 where it is, by py-spy (pip install 'rankscope[attach]'), which executes nothing in the
@@ -233,8 +234,15 @@ def _run(values: argparse.Namespace) -> int:
 
 
 def _are_paths(names: Sequence[str]) -> bool:
-    """Return whether one of `names` exists as a path, or can be nothing else."""
-    return any(os.path.lexists(name) or os.sep in name for name in names)
+    """Return whether one of `names` exists as a path, or can be nothing else.
+
+    A script or notebook in this folder has left nothing: its name is that of a job.
+    """
+    return any(
+        os.sep in name
+        or (os.path.lexists(name) and not name.endswith((".py", ".ipynb")))
+        for name in names
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

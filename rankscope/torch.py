@@ -333,9 +333,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except ValueError as error:
         parser.error(str(error))
-    if taken := why_port_is_taken():
-        # Not before: the report of the others, who wait, has it.
-        raise DistNetworkError(taken)
     sys.argv = [given.script, *given.arguments]
     try:
         if given.module:
@@ -347,6 +344,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as end:
         # Nothing has it any more when the others are told that this rank leaves.
         world.exit_line = line_of(end)
+        raise
+    except RuntimeError as error:
+        # Torch's error when rank 0 cannot listen; it names the port alone.
+        if "EADDRINUSE" in str(error) and (taken := why_port_is_taken()):
+            raise DistNetworkError(taken) from error
         raise
 
 

@@ -403,3 +403,21 @@ def test_stop_ends_the_cluster_and_the_notebook_says_so(
     assert kernel("%dist_init -n 1").error == ""
     assert kernel("%%distributed", "print(world_size)").stream() == "1\n"
     assert "1 rank ended" in str(kernel("%dist_shutdown").data)
+
+
+def test_a_script_in_this_folder_is_its_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not what a dead job has left, as other paths are."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "logs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    asked: list[str | None] = []
+    monkeypatch.setattr(
+        "rankscope.terminal.run", lambda values: asked.append(values.cluster) or 0
+    )
+    monkeypatch.setattr("rankscope.post_mortem.run", lambda values: 1)
+    assert main(["diagnose", "train.py"]) == 0
+    assert main(["diagnose", "./train.py"]) == 1
+    assert main(["diagnose", "logs"]) == 1
+    assert asked == ["train.py"]
