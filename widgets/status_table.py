@@ -16,7 +16,7 @@ from rankscope.engines.status import ClusterStatus, OpStatus
 
 from .board.group import Group
 from .board.model import BoardModel
-from .board.rows import Cells
+from .board.rows import Cells, text
 from .tables import (
     Column,
     Row,
@@ -182,9 +182,10 @@ def _op(op: OpStatus | None) -> str:
 
 def _aborts(group: Group) -> list[str]:
     same: dict[str, tuple[str, list[int]]] = {}
-    for rank, reason in sorted(group.reasons.items()):
+    for rank, status in sorted(group.aborts.items()):
+        why = text(status.why, 400)
         # Ranks note the time to the second, each by its own clock.
-        same.setdefault(_TIME.sub("", reason), (reason, []))[1].append(rank)
+        same.setdefault(_TIME.sub("", why), (why, []))[1].append(rank)
     return [
         f"aborted on {name_ranks(ranks)}: {reason}" for reason, ranks in same.values()
     ]

@@ -50,10 +50,9 @@ class AbortReason:
     """Why a generation of a group ended; the first reason on any rank holds.
 
     `by` names who ended it, `at` is the time (``time.time()``), `culprits` are the
-    global ranks that are the cause, as far as they are known. `diagnosis` is the part
-    of `text` that explains why an op timed out, for ranks on which it did so too.
-    `remedy` is what can be done, as the end of an error's message; the default is that
-    of an abort.
+    global ranks that are the cause, as far as they are known. `diagnosis` is why its
+    ops hung, if that was found; `text` does not repeat it. `remedy` is what can be
+    done, as the end of an error's message; the default is that of an abort.
     """
 
     text: str
@@ -63,11 +62,21 @@ class AbortReason:
     diagnosis: str = ""
     remedy: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def why(self) -> str:
+        """The diagnosis, then why the generation was ended."""
+        return "; ".join(filter(None, (self.diagnosis, self.text)))
+
+    @property
+    def ended(self) -> str:
+        """Why, when and by whom the generation was ended, without the diagnosis."""
         when = time.strftime("%H:%M:%S", time.localtime(self.at))
         if self.text.endswith(self.by):
             return f"{self.text} at {when}"
         return f"{self.text} (at {when}, by {self.by})"
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (self.diagnosis, self.ended)))
 
     def to_json(self) -> str:
         """Return the reason as the other ranks read it from the store."""

@@ -109,7 +109,7 @@ class Deadlines:
             return None
         if not self._are_heard():
             return None
-        return self._reason(found.text, found.culprits, found.text)
+        return self._reason(found.text, found.culprits)
 
     def _are_heard(self) -> bool:
         """Tell those who hear of a hang; return whether they have done their part."""
@@ -143,10 +143,10 @@ class Deadlines:
         assert record is not None
         found, culprits = self._found()
         text = f"{record.describe()} timed out after {record.timeout:g} s"
-        return self._reason(f"{found}; {text}" if found else text, culprits, found)
+        return self._reason(text, culprits, found)
 
     def _reason(
-        self, text: str, culprits: tuple[int, ...], diagnosis: str
+        self, text: str, culprits: tuple[int, ...], diagnosis: str = ""
     ) -> AbortReason:
         me = f"rank {self._spec.global_rank}"
         return AbortReason(text, me, culprits=culprits, diagnosis=diagnosis)

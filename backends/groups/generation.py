@@ -314,7 +314,7 @@ class Generation:
             f"{reason.remedy or after_abort()}",
             **identity,
             culprits=reason.culprits,
-            reason=reason.text,
+            reason=reason.why,
         )
 
     def abort(
@@ -325,10 +325,12 @@ class Generation:
         culprits: Sequence[int] = (),
         publish: bool = True,
         remedy: str = "",
+        diagnosis: str = "",
     ) -> None:
         """Fail the ops in flight and stop the backends, here and on every rank."""
         by = by or f"rank {self.spec.global_rank}"
-        made = AbortReason(reason, by, culprits=tuple(culprits), remedy=remedy)
+        about: dict[str, Any] = {"remedy": remedy, "diagnosis": diagnosis}
+        made = AbortReason(reason, by, culprits=tuple(culprits), **about)
         self._abort(made, publish)
 
     def _backend_failed(self, reason: str | DistError) -> None:

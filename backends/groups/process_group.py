@@ -225,8 +225,9 @@ class ProcessGroup(Dispatcher):  # numpydoc ignore=PR01
     def aborted(self) -> AbortReason | None:
         """Why the group was aborted; ``None`` while it is usable.
 
-        Its `text` says why, `by` who did it, `at` when (``time.time()``), `culprits`
-        which global ranks are the cause; ``str`` of it is a sentence.
+        Its `text` says why, `by` who did it, `at` when (``time.time()``), `diagnosis`
+        why its ops hung, if that was found, `culprits` which global ranks are the
+        cause; ``str`` of it is a sentence.
         """
         return self._current.aborted
 

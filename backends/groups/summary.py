@@ -122,7 +122,7 @@ class GroupStatus:
     generation: int
     #: ``ready`` or ``aborted``.
     state: str
-    #: Why it is aborted.
+    #: Why, when and by whom it was aborted.
     reason: str | None
     #: Seconds after which an op fails, ``None`` where there is no limit.
     timeout: float | None
@@ -158,6 +158,8 @@ class GroupStatus:
     unfinished: bool = False
     #: What of the user's objects holds a former generation, in sentences.
     stale: tuple[str, ...] = ()
+    #: Why its ops hung before the abort, if that was found.
+    diagnosis: str = ""
 
     def __post_init__(self) -> None:
         for _, nbytes in self.moved.values():
@@ -173,6 +175,12 @@ class GroupStatus:
     def key(self) -> GroupKey:
         """What identifies the group on every rank."""
         return GroupKey(self.name, self.ranks)
+
+    @property
+    def why(self) -> str:
+        """The diagnosis, then why it was aborted."""
+        told = self.diagnosis, self.reason or "no reason given"
+        return "; ".join(filter(None, told))
 
 
 def since(before: int, now: int) -> int:
@@ -193,7 +201,8 @@ def summarize(spec: GroupSpec, current: Generation, aborts: int) -> GroupStatus:
         backend=str(spec.config),
         generation=current.number,
         state="ready" if reason is None else "aborted",
-        reason=None if reason is None else str(reason),
+        reason=None if reason is None else reason.ended,
+        diagnosis="" if reason is None else reason.diagnosis,
         timeout=spec.timeout,
         devices={
             device: _with_state(name, current.backends.get(device))

@@ -289,9 +289,11 @@ class World(Job):
         by: str = "",
         culprits: Sequence[int] = (),
         dead: Sequence[int] = (),
+        diagnosis: str = "",
     ) -> list[str]:
         """Abort groups, all at once; return their names.
 
+        `reason`, `by`, `culprits` and `diagnosis` are those of an `AbortReason`.
         `groups` are ids (`GroupKey.id`), or names that one group has; ``None``: all.
         Where ranks that are `dead` are the reason, what goes on without them is left
         alone: groups that were made without them once their death was known here, and
@@ -304,11 +306,13 @@ class World(Job):
         if dead:
             chosen = [one for one in chosen if not self._outlives(one, dead)]
         # At once: a backend waits up to a second for its library to end a group.
-        about: dict[str, Any] = {"by": by, "culprits": culprits}
+        about: dict[str, Any] = {
+            "by": by,
+            "culprits": tuple(culprits),
+            "diagnosis": diagnosis,
+        }
         remedy = after_death() if dead else ""
-        watched = AbortReason(
-            reason, by, culprits=tuple(culprits), remedy=in_torch(dead=bool(dead))
-        )
+        watched = AbortReason(reason, **about, remedy=in_torch(dead=bool(dead)))
         aborts = [
             partial(one.current.abort, reason, **about, remedy=remedy)
             if isinstance(one, ProcessGroup)

@@ -72,7 +72,12 @@ def _abort_others(groups: Sequence[Shell]) -> None:
     """
     for reason in [one.group.aborted for one in groups if one.group.aborted][:1]:
         for one in groups:
-            one.group.abort(reason.text, by=reason.by, culprits=reason.culprits)
+            one.group.current.abort(
+                reason.text,
+                by=reason.by,
+                culprits=reason.culprits,
+                diagnosis=reason.diagnosis,
+            )
 
 
 def _go_on(

@@ -109,7 +109,7 @@ def aborted_error(
         f"{describe(about, source)}: the group was aborted: {made.aborted}; {remedy}",
         **about,
         culprits=tuple(made.aborted.culprits),
-        reason=made.aborted.text,
+        reason=made.aborted.why,
     )
 
 

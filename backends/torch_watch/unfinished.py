@@ -120,7 +120,7 @@ class UnfinishedGroup(WatchedGroup):
             group=self.name,
             op=OP,
             culprits=tuple(self.reason.culprits),
-            reason=self.reason.text,
+            reason=self.reason.why,
         )
 
     def rebuild(self, generation: int | None, store: Store | None) -> None:

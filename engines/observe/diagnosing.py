@@ -35,7 +35,6 @@ __all__ = [
     "STALL",
     "STATUS_INTERVAL",
     "StallWatch",
-    "as_reason",
     "by_cause",
     "causes_by_group",
     "diagnose_confirmed",
@@ -193,12 +192,6 @@ def explain(
     """Return why ops of `groups` (``None``: all) hang, for the error that ends them."""
     found = diagnose_once(cluster, REQUESTED_STALL)
     return found if groups is None else on_groups(found, groups)
-
-
-def as_reason(reason: str, verdicts: Iterable[Verdict]) -> tuple[str, tuple[int, ...]]:
-    """Return what `verdicts` say, then `reason`; and the ranks at fault."""
-    found, culprits = in_one(verdicts)
-    return f"{found}; {reason}" if found else reason, culprits
 
 
 def by_cause(

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.late_findings import late_lines
 from rankscope.backends.observe.lateness import Lateness
-from rankscope.backends.observe.verdicts import Verdict
+from rankscope.backends.observe.verdicts import Verdict, in_one
 from rankscope.backends.rank_sets import name_ranks, tell_ranks
 
 from ..errors import ClusterError, group_by_message
@@ -514,17 +514,15 @@ class ObservedRanks:
             verdicts = diagnosing.explain(self, groups)
         reason = reason or f"{type(self).__name__}.abort()"
         if groups is None:
-            why = diagnosing.as_reason(reason, verdicts)
-            return self._abort(None, chosen, by, *why)
+            return self._abort(None, chosen, by, reason, verdicts)
         found: dict[int, list[str]] = {}
         errors: list[ClusterError] = []
         # Each error names the cause of its own group.
         for keys, those in diagnosing.by_cause(groups, verdicts):
             members = {rank for key in keys for rank in key.ranks}
             some = sorted(members.intersection(chosen))
-            why = diagnosing.as_reason(reason, those)
             try:
-                done = self._abort(keys, some, by, *why) if some else {}
+                done = self._abort(keys, some, by, reason, those) if some else {}
             except ClusterError as error:
                 errors.append(error)
                 continue
@@ -540,16 +538,17 @@ class ObservedRanks:
         ranks: Sequence[int],
         by: str,
         reason: str,
-        culprits: Sequence[int],
+        verdicts: Iterable[Verdict],
     ) -> dict[int, list[str]]:
-        """Abort `groups`, or all, on `ranks`, for one reason."""
+        """Abort `groups`, or all, on `ranks`, which hang because of `verdicts`."""
         there = {one.rank: one.groups for one in self._status().ranks}
+        diagnosis, culprits = in_one(verdicts)
 
         def wanted(rank: int) -> requests.Abort:
             ids = None
             if groups is not None:
                 ids = [key.id for key in groups if rank in key.ranks]
-            return requests.Abort(ids, reason, by, culprits)
+            return requests.Abort(ids, reason, by, culprits, diagnosis=diagnosis)
 
         answers = self._registry.ask(wanted, ranks)
         for rank, aborted in answers.results.items():

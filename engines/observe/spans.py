@@ -132,7 +132,7 @@ class Spans:
             self._start(key, UNSEEN, looked).end(at)
         if is_aborted and span is None:
             self._ended.pop(key, None)
-            span = self._start(key, group.reason or "", at)
+            span = self._start(key, group.why, at)
         if span is not None and ended is not None and ended.seq is not None:
             # The ranks report one after the other.
             place = ended.seq, rank

@@ -63,6 +63,7 @@ class AbortRelay:
                 "group": key.id,
                 "generation": made.generation,
                 "reason": made.aborted.text,
+                "diagnosis": made.aborted.diagnosis,
                 "by": made.aborted.by,
                 "culprits": list(made.aborted.culprits),
             }
@@ -93,4 +94,5 @@ class AbortRelay:
             about["reason"],
             by=about["by"],
             culprits=about["culprits"],
+            diagnosis=about["diagnosis"],
         )

@@ -80,6 +80,7 @@ class RankService:
             by=wanted.by,
             culprits=wanted.culprits,
             dead=wanted.dead,
+            diagnosis=wanted.diagnosis,
         )
         return {"groups": names, "summary": self._summary()}
 

@@ -181,6 +181,7 @@ class Abort(Request[Aborted]):
 
     `by` is the author of the abort, `culprits` are the ranks that caused it, as far
     as they are known, and `dead` those that have died, if a death is the reason.
+    `diagnosis` is why ops hung.
     """
 
     groups: Sequence[str] | None
@@ -188,6 +189,7 @@ class Abort(Request[Aborted]):
     by: str
     culprits: Sequence[int] = msgspec.field(default_factory=list)
     dead: Sequence[int] = msgspec.field(default_factory=list)
+    diagnosis: str = ""
 
 
 class AnswerPrompt(Request[None]):

@@ -355,7 +355,7 @@ def tell(errors: Iterable[RankError], after: str, found: str = "") -> str:
         one for one in causes if not one.startswith(tuple(f"{c}; " for c in causes))
     )
     why = "; ".join(first)
-    if why and not any(" #" in op for _, op in told):
+    if why and all(one.sequence_number is None for one in failures):
         # The ops were refused, and have no number: another cell's error is the cause.
         why = f"the group was aborted earlier: {why}"
     return in_lines(what, why or found, after)

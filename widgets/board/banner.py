@@ -187,17 +187,17 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
     )
     if not found:
         return None
-    told: dict[str, list[str]] = {}
+    told: dict[tuple[str, str], list[str]] = {}
     for group in found:
-        reason = next(iter(group.reasons.values()), "no reason given")
-        where = ""
-        if len(group.reasons) < len(group.base):
-            where = f" on {name_ranks(group.reasons)}"
-        told.setdefault(reason, []).append(f"{_named(group.key, groups)}{where}")
+        ended = group.aborts
+        where = f" on {name_ranks(ended)}" if len(ended) < len(group.base) else ""
+        first = next(iter(ended.values()))
+        # The diagnosis says what the ranks did at its time.
+        when = ", before the abort" if first.diagnosis else ""
+        named = f"{_named(group.key, groups)}{where}"
+        told.setdefault((when, text(first.why, 400)), []).append(named)
     sentences = []
-    for why, named in told.items():
-        # A verdict, which `as_reason` puts first, says what the ranks do at its time.
-        when = ", before the abort" if "; " in why else ""
+    for (when, why), named in told.items():
         those = f"group{'s' * (len(named) > 1)} {', '.join(named)}"
         sentences.append(_sentence(f"{those}{when}: {why}"))
     sentences += [

@@ -96,8 +96,6 @@ class Group:
     extra: dict[int, Cells] = field(default_factory=dict)
     #: Rank that is behind → its number of collectives, and since when it has that one.
     late: dict[int, tuple[int, float]] = field(default_factory=dict)
-    #: Rank → why the group was aborted there.
-    reasons: dict[int, str] = field(default_factory=dict)
     #: The last verdict on it, and the generation that hung.
     hang: tuple[Verdict, int] | None = None
     durations: Durations = field(default_factory=Durations)
@@ -120,6 +118,11 @@ class Group:
     def aborted(self) -> bool:
         """Whether the group is aborted on any rank."""
         return any(row["state"] == "aborted" for row in self.base.values())
+
+    @property
+    def aborts(self) -> dict[int, GroupStatus]:
+        """The status of each rank on which the group is aborted."""
+        return {r: one for r, one in self.statuses.items() if one.state == "aborted"}
 
     @property
     def uneven(self) -> bool:

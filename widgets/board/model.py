@@ -171,21 +171,11 @@ class BoardModel:
             group.statuses[number] = status
             group.backend, group.timeout = status.backend, status.timeout
             group.library = text(status.library, 20)
-            if status.state == "aborted":
-                group.reasons[number] = text(status.reason or "no reason given", 400)
-            else:
-                group.reasons.pop(number, None)
         if new != old:
             self._dirty.add((group.id, number))
 
     def _remove_row(self, group: Group, rank: int) -> None:
-        for table in (
-            group.base,
-            group.extra,
-            group.late,
-            group.reasons,
-            group.statuses,
-        ):
+        for table in (group.base, group.extra, group.late, group.statuses):
             table.pop(rank, None)
         self._dirty.add((group.id, rank))
         if not group.base:

@@ -181,4 +181,6 @@ def test_an_op_that_times_out_meanwhile_has_the_same_question(watched: Watched) 
     watched.inquiry.answer(Explanation("rank 1 has not entered", (1,)))
     assert watched.deadlines.asked()
     assert watched.count == 1
-    assert watched.deadlines.reason().culprits == (1,)
+    reason = watched.deadlines.reason()
+    assert (reason.diagnosis, reason.culprits) == ("rank 1 has not entered", (1,))
+    assert reason.text.endswith(f"timed out after {EARLY + 2:g} s")

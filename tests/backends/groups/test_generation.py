@@ -339,7 +339,25 @@ def test_all_groups_are_aborted_at_once(
     monkeypatch.setattr(Manual, "abort", lambda self, reason: together.wait(20))
     assert world.abort(None, "enough") == ["default", "other"]
     assert not together.broken
-    assert str(group.aborted) == str(other.aborted)
+    for one in (group, other):
+        assert one.aborted is not None
+        assert one.aborted.text == "enough"
+
+
+def test_the_diagnosis_of_an_abort_stands_apart_from_its_reason(
+    group: dist.ProcessGroup,
+) -> None:
+    why = "rank 1 has not entered all_reduce #1; ranks 0, 2 wait"
+    world.abort(None, "nan; stop", by="rank 0", diagnosis=why)
+    status = group.summary()
+    assert status.diagnosis == why
+    assert status.reason is not None
+    assert status.reason.startswith("nan; stop (at ")
+    assert status.why == str(group.aborted) == f"{why}; {status.reason}"
+    with pytest.raises(dist.DistAbortedError) as caught:
+        dist.barrier(group)
+    assert caught.value.reason == f"{why}; nan; stop"
+    assert caught.value.sequence_number is None
 
 
 def test_a_death_that_is_told_late_leaves_what_was_made_after_it(

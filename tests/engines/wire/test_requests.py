@@ -20,7 +20,7 @@ from rankscope.engines.wire.requests import Request
 KINDS = Request.__subclasses__()
 
 SAMPLES: list[Request[Any]] = [
-    requests.Abort(["tp/12345678"], "enough", "the board"),
+    requests.Abort(["tp/12345678"], "enough", "the board", diagnosis="who waits"),
     requests.AssignRank(
         {"rank": 1, "world_size": 4, "torch": None},
         {"RANK": "1"},

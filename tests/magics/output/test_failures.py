@@ -30,10 +30,15 @@ TRACE = (
 
 
 def error(
-    rank: int, ename: str = "ValueError", evalue: str = "bad", line: int = 3
+    rank: int,
+    ename: str = "ValueError",
+    evalue: str = "bad",
+    line: int = 3,
+    number: int | None = 2,
 ) -> RankError:
-    trace = (*TRACE, f"{ename}: {evalue}")
-    return RankError(rank, ename, evalue, trace, cell=7, line=line)
+    """As an op raises it that has `number`; a group that is aborted gives it none."""
+    trace, about = (*TRACE, f"{ename}: {evalue}"), {"sequence_number": number}
+    return RankError(rank, ename, evalue, trace, 7, line, **about)
 
 
 def test_the_line_is_read_from_the_traceback() -> None:
@@ -339,12 +344,18 @@ def test_a_reason_without_a_diagnosis_is_the_cause() -> None:
 
 
 def test_of_an_op_that_an_aborted_group_refuses_the_abort_is_told_as_earlier() -> None:
-    said = DIAGNOSED.format("barrier in group 'default'", "{}", "all_reduce #2")
-    errors = [error(rank, "DistAbortedError", said.format(rank)) for rank in (0, 1)]
-    assert tell(errors, "").splitlines()[1] == (
-        "Why: the group was aborted earlier: rank 1 has not entered all_reduce #2; "
-        "abort requested from the board at 18:45:29"
+    """By its lack of a number, whatever the name of its group has."""
+    said = DIAGNOSED.format("barrier in group 'run #3'", "{}", "all_reduce #2")
+    why = (
+        "rank 1 has not entered all_reduce #2; abort requested from the board at "
+        "18:45:29"
     )
+    for number, told in ((None, f"the group was aborted earlier: {why}"), (2, why)):
+        errors = [
+            error(rank, "DistAbortedError", said.format(rank), number=number)
+            for rank in (0, 1)
+        ]
+        assert tell(errors, "").splitlines()[1] == f"Why: {told}"
 
 
 def test_a_cause_that_both_ranks_have_found_is_told_once() -> None:

@@ -675,8 +675,9 @@ class TestBanner:
         found.show_verdicts(verdicts)
         found.delta()
         picture = found.banner().picture
-        reason = f"{verdicts[0]}; abort requested from the board at 12:00:00"
+        reason = "abort requested from the board at 12:00:00"
         gone: dict[str, Any] = {"state": "aborted", "reason": reason}
+        gone |= {"diagnosis": str(verdicts[0])}
         gone |= {"completed": simulated.op(13), "issued": 13}
         found.update(cluster(*(rank(n, group(**gone)) for n in range(4))), 101.0)
         found.delta()
@@ -779,10 +780,10 @@ class TestBanner:
         assert "Rank 0 still runs cell 7" in str(found.banner())
 
     def test_groups_that_were_aborted_for_one_reason_are_told_at_once(self) -> None:
-        gone: dict[str, Any] = {"state": "aborted", "reason": "enough"}
+        gone: dict[str, Any] = {"state": "aborted", "reason": "nan; stop"}
         found = model(rank(0, group(**gone), group("tp", (0,), **gone)))
         assert found.banner().text == (
-            "Groups 'default', 'tp': enough. Rebuild makes them usable again."
+            "Groups 'default', 'tp': nan; stop. Rebuild makes them usable again."
         )
 
     def test_a_verdict_on_an_op_that_ended_after_all_goes(self) -> None:
