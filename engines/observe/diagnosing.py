@@ -58,6 +58,9 @@ RECORDS = 200
 #: Seconds between two checks of the watch, and between two while verdicts stand.
 PERIOD = 0.25
 REPORTED_PERIOD = 0.5
+#: While verdicts stand: the times that a diagnosis took until the next one, and these
+#: seconds at most. One of 64 ranks takes a second of CPU, an abort of them three.
+RESTS, LONGEST_REST = 4.0, 3.0
 
 #: Seconds without a summary after which the watch sends the rank a request: one and a
 #: half periods of the heartbeat. With the request's `ANSWER` seconds a verdict about a
@@ -359,16 +362,19 @@ class StallWatch:
 
     def _run(self) -> None:
         second, reported = ConfirmTwice(), list[Verdict]()
+        rests_until = 0.0
         while not self._stop.wait(REPORTED_PERIOD if reported else PERIOD):
             try:
-                status = self._cluster.glance()
+                status, began = self._cluster.glance(), time.monotonic()
                 if status.state == "stopped":
                     return
-                found = (
-                    diagnose_once(self._cluster, self._stall, SILENCE)
-                    if _is_suspicious(status, self._stall)
-                    else []
-                )
+                found = []
+                if _is_suspicious(status, self._stall):
+                    if reported and began < rests_until:
+                        continue
+                    found = diagnose_once(self._cluster, self._stall, SILENCE)
+                    now = time.monotonic()
+                    rests_until = now + min(RESTS * (now - began), LONGEST_REST)
             except (ClusterError, OSError):
                 # The cluster was shut down: the last verdicts stand.
                 return

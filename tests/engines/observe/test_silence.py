@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from rankscope.backends.conformance.waiting import until
 from rankscope.backends.groups.key import GroupKey
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import ClusterStatus
+from rankscope.engines.observe import diagnosing
 from rankscope.engines.observe.diagnosing import (
     STALL,
     StallWatch,
@@ -236,6 +239,57 @@ def test_the_end_of_a_watch_waits_for_no_rank() -> None:
     watch._thread.join(60)
     assert not watch._thread.is_alive()
     assert ranks.told == []
+
+
+class Clocked(Ranks):
+    """A rank is silent. Each diagnosis takes half a second of `now`."""
+
+    def __init__(self) -> None:
+        super().__init__(2.4, neighbour=True)
+        self.now, self.looks, self.asked = 0.0, 0, 0
+        self.told: list[Sequence[Verdict]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def glance(self) -> ClusterStatus:
+        self.looks += 1
+        return self.found
+
+    def status(self, *, fresh: bool = False, timeout: float = 2.0) -> ClusterStatus:
+        self.asked += 1
+        self.now += 0.5
+        return self.found
+
+    def tell_ranks(self, verdicts: Sequence[Verdict]) -> None:
+        self.told.append(verdicts)
+
+
+def test_a_watch_rests_between_diagnoses_that_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of many ranks, which an abort would wait for; not before it has told."""
+    ranks = Clocked()
+    clock = SimpleNamespace(monotonic=ranks.monotonic, time_ns=time.time_ns)
+    monkeypatch.setattr(diagnosing, "time", clock)
+    watch = StallWatch(ranks, lambda verdicts: None)
+
+    def look_twice() -> None:
+        seen = ranks.looks
+        until(lambda: ranks.looks >= seen + 2)
+
+    until(lambda: ranks.told)
+    look_twice()
+    assert ranks.asked == 1
+    ranks.now += diagnosing.RESTS * 0.5
+    until(lambda: ranks.asked == 2)
+    # Its end is told at once.
+    ranks.found = statuses.cluster(*(statuses.rank(n) for n in range(3)))
+    until(lambda: ranks.told[-1] == [])
+    assert ranks.asked == 2
+    watch.close()
+    watch._thread.join(60)
+    assert not watch._thread.is_alive()
 
 
 def test_a_rank_alone_silent_on_another_host_is_named_at_once() -> None:
