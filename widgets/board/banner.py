@@ -194,8 +194,8 @@ def _aborted(head: Mapping[str, Any], groups: Sequence[Group]) -> Banner | None:
         first = next(iter(ended.values()))
         # The diagnosis says what the ranks did at its time.
         when = ", before the abort" if first.diagnosis else ""
-        named = f"{_named(group.key, groups)}{where}"
-        told.setdefault((when, text(first.why, 400)), []).append(named)
+        one = f"{_named(group.key, groups)}{where}"
+        told.setdefault((when, text(first.why, 400)), []).append(one)
     sentences = []
     for (when, why), named in told.items():
         those = f"group{'s' * (len(named) > 1)} {', '.join(named)}"

@@ -72,8 +72,8 @@ def hung(name: str) -> tuple[ClusterStatus, list[Verdict]]:
     fault = Fault.MISSING_RANKS if name == ABORTED else Fault(name)
     ranks, verdict = scene(fault)
     if name == ABORTED:
-        by = f"{verdict}; abort requested from the board at 08:12:07"
-        made = [_aborted(_status(one), by) for one in ranks]
+        by = "abort requested from the board at 08:12:07"
+        made = [_aborted(_status(one), by, str(verdict)) for one in ranks]
         return statuses.cluster(*made), []
     made = [_status(one) for one in ranks]
     if fault is Fault.RANK_DEAD:
@@ -217,9 +217,10 @@ def _op(one: Simulated, place: int) -> OpStatus:
     return replace(found, state="started", elapsed=ELAPSED, timeout=_TIMEOUT)
 
 
-def _aborted(one: RankStatus, reason: str) -> RankStatus:
+def _aborted(one: RankStatus, reason: str, diagnosis: str = "") -> RankStatus:
     (group,) = one.groups
-    ended = replace(group, state="aborted", reason=reason, oldest=None, in_flight=0)
+    why = {"reason": reason, "diagnosis": diagnosis}
+    ended = replace(group, state="aborted", oldest=None, in_flight=0, **why)
     return replace(
         one, state="idle", cell=None, busy_for=None, line="", groups=(ended,)
     )
