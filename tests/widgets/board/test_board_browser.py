@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.in_order, pytest.mark.timeout(300)]
 
+#: Seconds that a page which opens on a busy machine may take.
+BUSY = 120
 #: What anywidget says of a model that it gives up.
 GIVEN_UP = "Error: [anywidget] Failed to initialize model."
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "05_hang.ipynb"
@@ -106,16 +109,17 @@ def test_a_second_window_and_a_reload_have_the_live_board(
     """While the cell hangs, on a busy machine, too; the buttons of the window work."""
     person.notebook.save()
     shown = server.show(person.notebook.file, idle=False, busy=True)
-    window = type(person)(shown, "window")
-    window.banner("^Missing ranks")
-    window.shot("04-second-window")
-    window.notebook.reload()
-    window.banner("^Missing ranks")
-    window.button("Diagnose").click()
-    until(lambda: "Diagnosis: missing ranks" in window.texts("head")[0])
-    assert window.button("Abort").is_enabled()
-    assert {one.splitlines()[0] for one in shown.errors} == {GIVEN_UP}
-    window.notebook.page.close()
+    # Also where this fails: the tests after it go on in the first page.
+    with closing(shown.page):
+        window = type(person)(shown, "window")
+        window.banner("^Missing ranks", BUSY)
+        window.shot("04-second-window")
+        window.notebook.reload()
+        window.banner("^Missing ranks", BUSY)
+        window.button("Diagnose").click()
+        until(lambda: "Diagnosis: missing ranks" in window.texts("head")[0], BUSY)
+        assert window.button("Abort").is_enabled()
+        assert {one.splitlines()[0] for one in shown.errors} == {GIVEN_UP}
 
 
 def test_abort_and_rebuild(person: Person) -> None:

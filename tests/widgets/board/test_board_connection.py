@@ -84,6 +84,18 @@ def test_the_next_message_brings_it_back(scene: Scene) -> None:
     assert scene.button("Abort").is_enabled()
 
 
+def test_an_answer_that_comes_late_is_shown(scene: Scene) -> None:
+    """As of a kernel on a busy machine, which was silent for so long."""
+    _press_abort(scene)
+    (request,) = [one for one in scene.page.sent() if one.get("do") == "abort"]
+    _run_for(scene, 13)
+    assert scene.texts("news")[0].startswith("No answer came")
+    scene.page.play({"type": "did", "id": request["id"], "ok": True, "text": "Done."})
+    assert not _is_over(scene)
+    assert scene.texts("news") == []
+    assert "Done." in scene.texts("head")[0]
+
+
 def test_a_restart_is_shown_at_once(scene: Scene) -> None:
     _press_abort(scene)
     scene.page.sent()

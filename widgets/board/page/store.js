@@ -27,6 +27,7 @@ export class Store {
     this.shown = { group: null, timeline: false, chosen: false }; // what the next view opens with
     this.serial = 0;
     this.waiting = new Map(); // the number of a request → the callback of its answer
+    this.late = new Map(); // the same of those that were given up
     this.name = Math.random().toString(36).slice(2);
     this.receive = (message) => {
       this.connection.heard();
@@ -73,7 +74,10 @@ export class Store {
     const { lost } = this.connection;
     if (lost) {
       const text = "No answer came: the connection to the kernel was lost meanwhile.";
-      for (const id of [...this.waiting.keys()]) this.answer({ id, ok: false, text });
+      const given = [...this.waiting];
+      for (const [id] of given) this.answer({ id, ok: false, text });
+      // A kernel that is busy only answers all the same.
+      this.late = new Map(given);
     } else {
       this.send({ sync: 1 });
     }
@@ -211,10 +215,11 @@ export class Store {
   }
 
   answer(message) {
-    const done = this.waiting.get(message.id);
+    const done = this.waiting.get(message.id) ?? this.late.get(message.id);
     // The answers to other pages arrive here too.
     if (done === undefined) return;
     this.waiting.delete(message.id);
+    this.late.delete(message.id);
     done(message);
   }
 
