@@ -268,15 +268,15 @@ class TestTable:
         assert {"op", "elapsed", "queue"} <= set(titles)
         scene.close()
 
-    def test_no_column_goes_because_of_an_abort(self, browser: Browser) -> None:
+    def test_of_an_abort_empty_columns_go_and_no_other(self, browser: Browser) -> None:
         status, verdicts = simulated.hang(4, 2)
+        ended: dict[str, Any] = {"state": "aborted", "reason": "why"}
+        ended |= {"oldest": None, "in_flight": 0}
         gone = [
             replace(
                 one,
                 state="idle",
-                groups=(
-                    replace(one.groups[0], state="aborted", reason="why", oldest=None),
-                ),
+                groups=(replace(one.groups[0], **ended),),
             )
             for one in status.ranks
         ]
@@ -284,9 +284,23 @@ class TestTable:
         scene = Scene(browser, width=1230)
         scene.take(status, verdicts, after=9)
         before = scene.page.rows()[0]
+        # As long as a rank is in the op, nothing moves.
+        scene.take(statuses.cluster(*gone[:-1], status.ranks[-1]))
+        assert scene.page.rows()[0] == before
         scene.take(statuses.cluster(*gone))
         assert scene.texts("c-state")[1:] == ["aborted"] * 4
-        assert scene.page.rows()[0] == before
+        titles, *rows = scene.page.rows()
+        # Others have their room.
+        assert all(any(column) for column in zip(*rows, strict=True))
+        empty = {"lag", "late", "waits", "elapsed", "queue"}
+        assert set(before) - set(titles) <= empty
+        assert not empty & set(titles)
+        scene.page.shot("board-aborted")
+        fresh = statuses.group(generation=1, completed=None)
+        scene.take(statuses.cluster(*(statuses.rank(n, fresh) for n in range(4))))
+        scene.take(simulated.Simulation(4).step())
+        # There is room again for what comes while cells run.
+        assert {"late", "waits", "elapsed"} <= set(scene.page.rows()[0])
         scene.close()
 
     def test_what_a_rank_holds_on_its_gpu_is_shown_where_one_does(

@@ -239,6 +239,10 @@ def test_that_of_a_cell_gives_way_to_why_it_hung(scene: Scene, by: str) -> None:
         page.evaluate("() => window.restart()")
     until(page.get_by_text("As of 14:03:12: why").is_visible, 30)
     assert not bar.is_visible()
+    # Of a kernel that has ended, nothing tells whether the cell had.
+    past = page.get_by_text("This cell has ended. While it hung:")
+    assert past.is_visible() == (by == "an abort")
+    scene.page.shot(f"board-hang-over-by-{by.split()[-1]}")
 
 
 def test_it_opens_the_board_of_the_same_model(scene: Scene) -> None:

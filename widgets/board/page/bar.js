@@ -30,6 +30,7 @@ export class Bar {
     this.element = element;
     this.body = body;
     this.drawer = make("div", "drawer");
+    this.past = make("p", "", "This cell has ended. While it hung:");
     this.shape = makeShape("calm");
     this.title = make("b");
     this.text = make("span", this.unpin ? "grow facts" : "grow");
@@ -70,6 +71,7 @@ export class Bar {
     const { target } = this.focus;
     this.cell = Number(/rankscope-cell-(\d+)/.exec(home.className)?.[1]);
     this.element.hidden = false;
+    home.prepend(this.past);
     home.append(this.element);
     this.leave();
     target?.focus({ preventScroll: true });
@@ -85,9 +87,12 @@ export class Bar {
     const rows = [...this.store.rows.values()].flatMap((ranks) => [...ranks.values()]);
     const cells = new Set(rows.filter(({ cell }) => cell).map(({ cell }) => Number(cell)));
     // No rank may be in a cell; and the text says more than that there is no kernel.
-    const over = this.store.connection.closed || Math.min(...cells) > this.cell;
+    const ended = Math.min(...cells) > this.cell;
+    const over = this.store.connection.closed || ended;
     for (const child of this.element.parentElement.children) child.hidden = !over;
     this.element.hidden = over;
+    // The text is of when it did.
+    this.past.hidden = !ended;
   }
 
   /** The group that stands first: that of the verdict. */
@@ -143,6 +148,7 @@ export class Bar {
     clearTimeout(this.timer);
     this.board?.destroy();
     this.store.close(this);
+    this.past.remove();
     this.element.remove();
   }
 }

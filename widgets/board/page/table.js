@@ -270,18 +270,23 @@ export class Table {
 
   /**
    * At the first op of a cell, forget columns that are empty by now: they last until the
-   * next one. Of a short cell nothing is seen but the op. A rebuild leaves no op.
+   * next one. Of a short cell nothing is seen but the op. A rebuild leaves no op. After an
+   * abort no op comes before a rebuild: then at once, with those that wait for one.
    */
   settle(rows) {
+    const all = [...rows.values()];
     const ran = this.runs;
-    this.runs = [...rows.values()].some(isInCell);
+    this.runs = all.some(isInCell);
     this.begins ||= !ran;
+    const over = !this.runs && all.some(({ state }) => state === "aborted");
+    const ends = over && !this.widths.over;
+    this.widths.end(over);
     const isOther = [...this.dirty.values()].some((names) => names === null || names.has("seq"));
-    const hasOp = [...rows.values()].some(({ seq }) => seq !== undefined);
-    if (!isOther || (hasOp && !this.begins)) return;
+    const hasOp = all.some(({ seq }) => seq !== undefined);
+    if (!ends && (!isOther || (hasOp && !this.begins))) return;
     this.begins = !this.runs;
     const empty = ({ key }, place) =>
-      this.widths.isFilled(place) && !(key in RUNNING) &&
+      this.widths.isFilled(place) && (over || !(key in RUNNING)) &&
       ![...rows].some(([rank, cells]) => cellText(key, rank, cells, 0));
     if (!this.columns.some(empty)) return;
     this.widths.forget();

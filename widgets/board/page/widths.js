@@ -94,7 +94,14 @@ export class Widths {
     this.sheet = make("style");
     table.before(this.sheet);
     this.pen = document.createElement("canvas").getContext("2d");
+    this.over = false;
     this.forget();
+  }
+
+  /** Note whether no op can come, as after an abort: then no room is kept for one. */
+  end(over) {
+    this.stale ||= over !== this.over;
+    this.over = over;
   }
 
   /** Forget what the columns have held: an empty one is not shown. */
@@ -167,7 +174,7 @@ export class Widths {
     const longest = this.longest.map((text, place) => {
       const { key } = this.columns[place];
       if (key === "line" && filled[place] && !text.includes(" for ")) return text + LINGERING;
-      if (!hadOp || !(key in RUNNING)) return text;
+      if (this.over || !hadOp || !(key in RUNNING)) return text;
       filled[place] = true;
       return lengthOf(text) < lengthOf(RUNNING[key]) ? RUNNING[key] : text;
     });
