@@ -37,8 +37,8 @@ def error(
     number: int | None = 2,
 ) -> RankError:
     """As an op raises it that has `number`; a group that is aborted gives it none."""
-    trace, about = (*TRACE, f"{ename}: {evalue}"), {"sequence_number": number}
-    return RankError(rank, ename, evalue, trace, 7, line, **about)
+    trace = (*TRACE, f"{ename}: {evalue}")
+    return RankError(rank, ename, evalue, trace, 7, line, sequence_number=number)
 
 
 def test_the_line_is_read_from_the_traceback() -> None:

@@ -219,8 +219,8 @@ def _op(one: Simulated, place: int) -> OpStatus:
 
 def _aborted(one: RankStatus, reason: str, diagnosis: str = "") -> RankStatus:
     (group,) = one.groups
-    why = {"reason": reason, "diagnosis": diagnosis}
-    ended = replace(group, state="aborted", oldest=None, in_flight=0, **why)
+    told = replace(group, reason=reason, diagnosis=diagnosis)
+    ended = replace(told, state="aborted", oldest=None, in_flight=0)
     return replace(
         one, state="idle", cell=None, busy_for=None, line="", groups=(ended,)
     )
