@@ -30,7 +30,7 @@ __all__ = ["forked_programs", "preload", "run"]
 
 #: Parts of their names.
 COLD = (
-    *("test_fork_launcher.py", "test_lifecycle.py", "test_the_end.py"),
+    *("test_fork_launcher.py", "test_lifecycle.py"),
     *("test_a_dead_controller", "test_the_watch_waits_for_the_import_of_torch"),
 )
 
