@@ -54,7 +54,7 @@ class Scene:
     def close(self) -> None:
         """End the page; nothing may have gone wrong in it."""
         assert self.page.errors == []
-        self.page.page.close()
+        self.page.close()
 
 
 def idle(size: int) -> list[RankStatus]:

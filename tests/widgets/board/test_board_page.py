@@ -151,8 +151,8 @@ class TestTable:
         until(lambda: len(scene.texts("c-line")) > 1, 30)
         shown = [text for text in scene.texts("c-memory") if text]
         assert shown == memory
-        # A machine that is busy may show it a moment later.
-        assert scene.texts("c-line")[1].replace("13 s", "12 s") == line
+        # A machine that is busy may show it some seconds later.
+        assert re.sub(r"for 1\d s", "for 12 s", scene.texts("c-line")[1]) == line
         scene.close()
 
     def test_the_ranks_of_a_verdict_are_whole_on_a_narrow_page(
