@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from .evidence_file import RawFile, UnreadableError
-from .flight_entry import Entry, read_entries
+from .flight_entry import Entry, read_entries, text_of
 
 __all__ = ["Dump", "is_cut_off", "looks_like_dump", "ranks_in", "read_dump"]
 
@@ -22,6 +22,7 @@ MOST = 2_000_000
 MOST_RANKS = 1_000_000
 
 _NUMBER = re.compile(r"\d+")
+_INTEGER = re.compile(r"-?\d{1,20}")
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
 
 
@@ -83,13 +84,13 @@ def read_dump(file: RawFile) -> Dump:
         raise UnreadableError("no dump: its entries are not a list of a usable length")
     return Dump(
         file.path,
-        str(content.get("version", "")),
+        text_of(content.get("version")),
         _config(content.get("pg_config") or {}),
         _status(content.get("pg_status") or {}),
         read_entries(entries),
         ranks_in(file.name),
         file.modified_ns,
-        str(content.get("host") or "")[:100],
+        text_of(content.get("host"))[:100],
         is_cut,
     )
 
@@ -120,10 +121,9 @@ def _config(config: Any) -> dict[str, tuple[str, tuple[int, ...] | None]]:
         raise UnreadableError("damaged: pg_config is not a dict")
     found = {}
     for name, one in config.items():
-        if not isinstance(one, dict):
-            raise UnreadableError(f"damaged: pg_config of {name!r} is not a dict")
-        described = one.get("desc", "")
-        found[str(name)] = (str(described or ""), _rank_list(one.get("ranks")))
+        if not isinstance(one, dict) or type(name) is not str:
+            raise UnreadableError("damaged: pg_config is not a dict of dicts by name")
+        found[name] = (text_of(one.get("desc")), _rank_list(one.get("ranks")))
     return found
 
 
@@ -153,9 +153,10 @@ def _status(status: Any) -> dict[int, tuple[int | None, int | None, int | None]]
         raise UnreadableError("damaged: pg_status is not a dict")
     found = {}
     for key, one in status.items():
-        if not isinstance(one, dict) or not str(key).lstrip("-").isdigit():
+        number = _number(key)
+        if not isinstance(one, dict) or number is None:
             raise UnreadableError("damaged: pg_status is not a dict of dicts by number")
-        found[int(key)] = (
+        found[number] = (
             _count(one, "last_enqueued_collective"),
             _count(one, "last_started_collective"),
             _count(one, "last_completed_collective"),
@@ -164,9 +165,12 @@ def _status(status: Any) -> dict[int, tuple[int | None, int | None, int | None]]
 
 
 def _count(one: Mapping[str, Any], key: str) -> int | None:
-    value = one.get(key)
-    if type(value) is str and value.removeprefix("-").isdecimal():
-        # The JSON of torch has these numbers as text.
+    return _number(one.get(key))
+
+
+def _number(value: Any) -> int | None:
+    """Return a number, which torch's JSON and keys have as text."""
+    if type(value) is str and _INTEGER.fullmatch(value):
         value = int(value)
     return value if type(value) is int else None
 

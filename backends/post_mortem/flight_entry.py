@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import marshal
+import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -13,7 +13,7 @@ from .evidence_file import UnreadableError
 from .log_lines import function_of
 from .source_lines import users_line
 
-__all__ = ["Entry", "Kind", "only", "read_entries", "splits"]
+__all__ = ["Entry", "Kind", "only", "read_entries", "splits", "text_of"]
 
 T = TypeVar("T")
 
@@ -137,11 +137,9 @@ def _kinds(found: Sequence[dict[str, Any]]) -> list[Kind]:
             values = take(entry)
         except KeyError:
             values = tuple(map(entry.get, _KIND))
-        try:
-            # Of the version that writes no references: equal values are equal then.
-            key = marshal.dumps(values, 2)
-        except ValueError as error:
-            raise UnreadableError(f"damaged: {error}") from error
+        # It writes once what several lists refer to: marshal would write each time
+        # what a small damaged file may have refer to itself a billion times.
+        key = pickle.dumps(values, 4)
         kind = seen.get(key)
         if kind is None:
             kind = seen[key] = _kind(number, *values)
@@ -223,6 +221,11 @@ def _dtypes(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, (list, tuple)):
         return None
     return tuple(value) if all(type(one) is str for one in value) else None
+
+
+def text_of(value: Any) -> str:
+    """Return a text; of whatever else a file may hold, which may be endless, none."""
+    return value if type(value) is str else ""
 
 
 def only(kind: type[T], value: Any) -> T | None:

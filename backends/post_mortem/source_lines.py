@@ -55,7 +55,8 @@ def users_line(frames: Any) -> SourceLine | None:
         if not file:
             # Ours of an op whose line is not known.
             continue
-        last = file, line, str(frame.get("name", ""))
+        name = frame.get("name")
+        last = file, line, name if type(name) is str else ""
         if not is_library(file):
             own.append(last)
             if last[2] == "<module>" or len(own) > MOST_CALLERS:

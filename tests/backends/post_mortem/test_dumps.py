@@ -225,6 +225,49 @@ def test_a_damaged_dump_is_named_and_the_rest_goes_on(
     assert damaged.problem
 
 
+def _endless() -> list[Any]:
+    """Return a list that has 2 ** 60 numbers: to go through all of it never ends."""
+    found: list[Any] = [1, 1]
+    for _ in range(60):
+        found = [found, found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("version", "host", "desc", "counter", "name", "state"),
+        *("profiling_name", "process_group", "input_sizes", "output_dtypes"),
+    ],
+)
+def test_a_small_file_whose_content_is_endless_takes_no_time(
+    place: str, tmp_path: Path
+) -> None:
+    content = dump(1)
+    entry = content["entries"][0]
+    if place == "desc":
+        next(iter(content["pg_config"].values()))[place] = _endless()
+    elif place == "counter":
+        status = next(iter(content["pg_status"].values()))
+        status["last_enqueued_collective"] = _endless()
+    elif place == "name":
+        entry["frames"][0]["name"] = _endless()
+    elif place in entry:
+        entry[place] = _endless()
+    else:
+        content[place] = _endless()
+    files = pickled() | {"nccl_trace_rank_1": pickle.dumps(content, 2)}
+    is_found(examine([written(tmp_path, files)]))
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, 10**5000], ids=["text", "number"])
+def test_an_impossible_number_does_no_harm(number: str | int, tmp_path: Path) -> None:
+    content = dump(1)
+    content["pg_status"] = {number: {"last_enqueued_collective": "9" * 5000}}
+    files = pickled() | {"nccl_trace_rank_1": pickle.dumps(content, 2)}
+    is_found(examine([written(tmp_path, files)]))
+
+
 @pytest.mark.parametrize("late_is_lost", [False, True])
 def test_the_counters_of_a_dump_that_is_cut_off_tell_what_its_rank_has_issued(
     late_is_lost: bool, tmp_path: Path
