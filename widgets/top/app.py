@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -218,7 +217,7 @@ class TopApp(App[str]):
     def _update(self) -> None:
         # Of a terminal that is gone Textual would read the end of file again and again,
         # where no SIGHUP has come, as with nohup.
-        if not self.is_headless and not os.isatty(sys.__stdin__.fileno()):
+        if not self.is_headless and not os.isatty(0):
             self.exit()
         self._draw()
 
