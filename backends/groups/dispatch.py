@@ -20,6 +20,7 @@ from ..work.composite import completed_work, join
 from ..work.flight_recorder import Batch, Record, recorder
 from ..work.op_timeout import own_timeout
 from ..work.op_type import OpType
+from ..work.sigint import interrupt
 from ..work.state import WorkState
 from ..work.work import Work
 from .generation import Generation
@@ -102,6 +103,8 @@ class Dispatcher(GroupOps):
                 current.handing_over = None
         for hook in hooks:
             hook.watch(record, work)
+        if interrupt.is_put_off:
+            interrupt.raise_put_off()
         return work
 
     @contextlib.contextmanager

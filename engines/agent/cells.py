@@ -27,6 +27,7 @@ from rankscope.backends.printable import printable
 from rankscope.backends.torch_watch.errors import explain, settle
 from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.flight_recorder import Batch, recorder
+from rankscope.backends.work.sigint import interrupt
 from rankscope.backends.work.unwaited import unwaited
 from rankscope.backends.work.user_code import users_frame
 
@@ -213,6 +214,7 @@ class Cells:
         if os.getpid() != self._pid:
             end_child(None)
         self._interruptible = False
+        interrupt.cancel()
         self._report_unwaited()
         self._scope.close()
         self._print_marks.end()
@@ -293,7 +295,7 @@ class Cells:
         # first interrupt came, a second one would end that, or be reported as ignored.
         shown = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         if self._interruptible and not (shown and not self.source.is_in_cell(frame)):
-            raise KeyboardInterrupt
+            interrupt(frame)
 
 
 def _users_part(error: BaseException) -> tuple[BaseException, TracebackType | None]:
