@@ -147,7 +147,8 @@ interrupt = _Interrupt()
 
 def _is_within_ours(frame: FrameType) -> bool:
     """Whether `frame` is Rankscope's, or was called by it, on behalf of the user's."""
-    users, at = users_frame(frame), frame
+    users = users_frame(frame)
+    at: FrameType | None = frame
     while at is not None and at is not users:
         if is_ours(at):
             return True
