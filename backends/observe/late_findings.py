@@ -180,7 +180,7 @@ def first_finding(
                 if shape is None or not outlasts_others(series, shape, len(last)):
                     continue
                 if all_ops or shape.pattern in LOCATED:
-                    each = round(len(ops) / len(series))
+                    each = 1 if all_ops else _ops_between(series, ops)
                     since = ops[ops.index(last[0]) :]
                     return _finding(shape, last, since, each, key, op, line, clocks)
     if LEAST > len(firm) < len(ops):
@@ -194,6 +194,16 @@ def first_finding(
             each = round(len(last) / few)
             return _finding(shape, ends, last, each, key, op, line, clocks)
     return None
+
+
+def _ops_between(series: Sequence[Moment], ops: Sequence[Moment]) -> int:
+    """Return by how many of `ops` those of `series` follow each other, mostly.
+
+    Noise makes one burst of two, or two of one, which the mean would have in it.
+    """
+    places = {one.number: place for place, one in enumerate(ops)}
+    gaps = (places[b.number] - places[a.number] for a, b in pairwise(series))
+    return round(median(gaps))
 
 
 def bursts_of(ops: Sequence[Moment]) -> list[list[Moment]]:

@@ -333,6 +333,14 @@ class TestSteps:
             pattern is Pattern.UNEVEN and {who for _, who in found} <= {(3,)}
         )
 
+    @pytest.mark.parametrize("seed", range(8))
+    def test_noise_changes_no_number_of_ops_in_a_step(self, seed: int) -> None:
+        run, lateness = Run(4, seed), Lateness()
+        for _ in range(7):
+            run.bursts(9, 4, lambda n, r: 1 + 10 * (r == 2))
+            lateness.take(run.dumps(last=200))
+            assert {one.each for one in lateness.findings()} <= {4}
+
     def test_few_steps_are_enough_where_each_is_clear(self) -> None:
         run = Run(heavy=0.05).bursts(7, 4, lambda n, r: 1 + 20 * (r == 2))
         (found,) = _found(run)
