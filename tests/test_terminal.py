@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -413,9 +414,12 @@ def test_a_script_in_this_folder_is_its_job(
     (tmp_path / "logs").mkdir()
     monkeypatch.chdir(tmp_path)
     asked: list[str | None] = []
-    monkeypatch.setattr(
-        "rankscope.terminal.run", lambda values: asked.append(values.cluster) or 0
-    )
+
+    def run(values: argparse.Namespace) -> int:
+        asked.append(values.cluster)
+        return 0
+
+    monkeypatch.setattr("rankscope.terminal.run", run)
     monkeypatch.setattr("rankscope.post_mortem.run", lambda values: 1)
     assert main(["diagnose", "train.py"]) == 0
     assert main(["diagnose", "./train.py"]) == 1
