@@ -28,7 +28,7 @@ __all__ = ["defer_sigint", "interrupt"]
 
 #: Seconds until an interrupt that was put off is sent again, and how often it may come.
 #: No time bounds that: on a loaded machine a thread may stand amid an op for long.
-_AGAIN = 0.001
+_AGAIN, _LONGEST_PAUSE = 0.001, 0.1
 _MOST = 40
 
 
@@ -97,7 +97,7 @@ class _Interrupt:
     def __call__(self, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt in `frame`, the main thread's innermost, or later.
 
-        It is sent again each millisecond, and raised when it has come 40 times.
+        It is sent again a millisecond later, and raised when it has come 40 times.
         """
         is_sent, self._is_sent = self._is_sent, False
         # Sent again while this ran, or when it was raised or cancelled meanwhile.
@@ -134,11 +134,16 @@ class _Interrupt:
         return True
 
     def _send_again(self, thread: int) -> None:
+        pause = _AGAIN
         while True:
-            time.sleep(_AGAIN)
+            time.sleep(pause)
             if not self.is_put_off:
                 return
-            self._is_sent = True
+            if self._is_sent:
+                # The thread is in a call that does not end for a signal.
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            pause, self._is_sent = _AGAIN, True
             pthread_kill(thread, SIGINT)
 
 

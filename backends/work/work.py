@@ -450,10 +450,7 @@ class Work:
             return None
         # The call has waited from the beginning, in its start too.
         record.waited_ns = record.created_ns
-        if self._state is COMPLETED and not self.on_device:
-            record.waited = True  # as `wait` does, in three calls
-        else:
-            self.wait()
+        self.wait()
         if self.completed_ns:
             # An op of a stream goes on behind its wait.
             record.status.blocked_ns += self.completed_ns - record.created_ns
