@@ -19,6 +19,7 @@ def test_an_error_is_told_in_lines_and_each_thing_once() -> None:
             (),
             15,
             line=6,
+            sequence_number=2,
         )
         for rank in (0, 1)
     )
