@@ -18,10 +18,10 @@ from _signal import (  # type: ignore[import-not-found]
     pthread_kill,
     signal,
 )
+from _thread import start_new_thread
 from types import FrameType
 from typing import Any
 
-from ..thread_start import start_thread
 from .user_code import is_ours, users_frame
 
 __all__ = ["defer_sigint", "interrupt"]
@@ -130,7 +130,9 @@ class _Interrupt:
         self._times += 1
         if not self.is_put_off:
             self.is_put_off = True
-            start_thread("interrupt", self._send_again, threading.get_ident())
+            # `Thread.start` waits for the thread, which waits for a lock that the main
+            # thread has where this is handled in the midst of another such call.
+            start_new_thread(self._send_again, (threading.get_ident(),))
         return True
 
     def _send_again(self, thread: int) -> None:

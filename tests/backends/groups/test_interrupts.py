@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,10 +39,12 @@ def _handler() -> Iterator[None]:
 
 def await_sender() -> None:
     """Wait for the thread that sends an interrupt again."""
-    for thread in threading.enumerate():
-        if thread.name == "rankscope-interrupt":
-            thread.join(20)
-            assert not thread.is_alive()
+
+    def is_over() -> bool:
+        frames = sys._current_frames().values()
+        return not any(one.f_code.co_name == "_send_again" for one in frames)
+
+    until(is_over, 20)
 
 
 class _Interrupted:
@@ -53,9 +56,11 @@ class _Interrupted:
         pass
 
 
-def test_an_op_that_is_being_issued_is_issued_first(group: dist.ProcessGroup) -> None:
+def test_an_op_that_is_being_issued_is_issued_first(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dist.all_reduce(np.ones(3), async_op=True)
-    group.current.issue_lock = _Interrupted()  # type: ignore[assignment]
+    monkeypatch.setattr(group.current, "issue_lock", _Interrupted())
     with pytest.raises(KeyboardInterrupt):
         dist.all_reduce(np.ones(3), async_op=True)
     assert len(Manual.made[0].works) == 2
@@ -92,14 +97,14 @@ def test_other_threads_issue_their_ops(group: dist.ProcessGroup) -> None:
 
 
 def test_one_whose_cell_has_ended_does_not_come_again(
-    group: dist.ProcessGroup,
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Ended(_Interrupted):
         def __exit__(self, *error: object) -> None:
             interrupt.cancel()
 
     dist.all_reduce(np.ones(3), async_op=True)
-    group.current.issue_lock = Ended()  # type: ignore[assignment]
+    monkeypatch.setattr(group.current, "issue_lock", Ended())
     dist.all_reduce(np.ones(3), async_op=True)
     await_sender()
     assert group.status.collective_seq == 2
