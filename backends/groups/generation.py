@@ -329,8 +329,13 @@ class Generation:
     ) -> None:
         """Fail the ops in flight and stop the backends, here and on every rank."""
         by = by or f"rank {self.spec.global_rank}"
-        about: dict[str, Any] = {"remedy": remedy, "diagnosis": diagnosis}
-        made = AbortReason(reason, by, culprits=tuple(culprits), **about)
+        made = AbortReason(
+            reason,
+            by,
+            culprits=tuple(culprits),
+            diagnosis=diagnosis,
+            remedy=remedy,
+        )
         self._abort(made, publish)
 
     def _backend_failed(self, reason: str | DistError) -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..observe.evidence import RankEvidence
 
-__all__ = ["EvidenceFile", "RawFile", "Reader", "UnreadableError", "parse_json"]
+__all__ = [
+    "EvidenceFile",
+    "RawFile",
+    "Reader",
+    "UnreadableError",
+    "only",
+    "parse_json",
+]
+
+T = TypeVar("T")
 
 
 class UnreadableError(ValueError):
@@ -45,6 +54,14 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"its JSON cannot be read: {error}") from error
+
+
+def only(kind: type[T], value: Any) -> T | None:
+    """Return a value of this very type: a truth value is no number.
+
+    Of what a file has in its place, which `str` may write without end, nothing.
+    """
+    return value if type(value) is kind else None
 
 
 @dataclass(frozen=True, slots=True)

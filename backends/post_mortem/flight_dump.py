@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from .evidence_file import RawFile, UnreadableError
-from .flight_entry import Entry, read_entries, text_of
+from .evidence_file import RawFile, UnreadableError, only
+from .flight_entry import Entry, read_entries
 
 __all__ = ["Dump", "is_cut_off", "looks_like_dump", "ranks_in", "read_dump"]
 
@@ -84,13 +84,13 @@ def read_dump(file: RawFile) -> Dump:
         raise UnreadableError("no dump: its entries are not a list of a usable length")
     return Dump(
         file.path,
-        text_of(content.get("version")),
+        only(str, content.get("version")) or "",
         _config(content.get("pg_config") or {}),
         _status(content.get("pg_status") or {}),
         read_entries(entries),
         ranks_in(file.name),
         file.modified_ns,
-        text_of(content.get("host"))[:100],
+        (only(str, content.get("host")) or "")[:100],
         is_cut,
     )
 
@@ -123,7 +123,7 @@ def _config(config: Any) -> dict[str, tuple[str, tuple[int, ...] | None]]:
     for name, one in config.items():
         if not isinstance(one, dict) or type(name) is not str:
             raise UnreadableError("damaged: pg_config is not a dict of dicts by name")
-        found[name] = (text_of(one.get("desc")), _rank_list(one.get("ranks")))
+        found[name] = (only(str, one.get("desc")) or "", _rank_list(one.get("ranks")))
     return found
 
 
@@ -172,7 +172,7 @@ def _number(value: Any) -> int | None:
     """Return a number, which torch's JSON and keys have as text."""
     if type(value) is str and _INTEGER.fullmatch(value):
         value = int(value)
-    return value if type(value) is int else None
+    return only(int, value)
 
 
 class _Refusing:

@@ -6,16 +6,14 @@ import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ..observe.evidence import UNKNOWN_ARRAYS, Arrays, SourceLine, State
-from .evidence_file import UnreadableError
+from .evidence_file import UnreadableError, only
 from .log_lines import function_of
 from .source_lines import users_line
 
-__all__ = ["Entry", "Kind", "only", "read_entries", "splits", "text_of"]
-
-T = TypeVar("T")
+__all__ = ["Entry", "Kind", "read_entries", "splits"]
 
 _STATES: dict[object, State] = {
     "scheduled": "scheduled",
@@ -221,16 +219,6 @@ def _dtypes(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, (list, tuple)):
         return None
     return tuple(value) if all(type(one) is str for one in value) else None
-
-
-def text_of(value: Any) -> str:
-    """Return a text; of whatever else a file may hold, which may be endless, none."""
-    return value if type(value) is str else ""
-
-
-def only(kind: type[T], value: Any) -> T | None:
-    """Return a value of this very type: a truth value is no number."""
-    return value if type(value) is kind else None
 
 
 def splits(

@@ -11,8 +11,9 @@ from ..observe.evidence import Arrays, IssuedOp
 from ..observe.records import Record
 from ..observe.torch_format import OPS
 from ..rank_sets import group_by
+from .evidence_file import only
 from .flight_dump import Dump
-from .flight_entry import Entry, only, splits
+from .flight_entry import Entry, splits
 from .late_ops import late_records
 
 __all__ = ["RankDump", "condense", "end_batches_of_one", "note_empty_ones"]

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..observe.evidence import SourceLine
+from .evidence_file import only
 
 __all__ = ["MOST_CALLERS", "is_library", "users_line"]
 
@@ -55,8 +56,7 @@ def users_line(frames: Any) -> SourceLine | None:
         if not file:
             # Ours of an op whose line is not known.
             continue
-        name = frame.get("name")
-        last = file, line, name if type(name) is str else ""
+        last = file, line, only(str, frame.get("name")) or ""
         if not is_library(file):
             own.append(last)
             if last[2] == "<module>" or len(own) > MOST_CALLERS:
