@@ -11,6 +11,18 @@ from rankscope.backends.conformance.ranks import Rank
 from tests.environment import environment
 
 
+def run_alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `program` in a process of its own, which is the only rank."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def script(me: Rank, program: str, *, meet: str = "") -> tuple[int, str]:
     """Run `program` in a process of its own; return its exit code and its output.
 

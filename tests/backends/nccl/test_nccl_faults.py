@@ -6,7 +6,6 @@ Over a simulated GPU, as in `test_nccl`.
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,8 +25,7 @@ from rankscope.backends.work.async_errors import take_async_error
 from rankscope.backends.work.state import WorkState
 from tests.backends.gpu_ranks import Rank, Ranks
 from tests.backends.gpu_simulation import Simulation
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.backends.scripts import run_alone
 
 
 def stream_of(rank: Rank) -> Any:
@@ -221,14 +219,7 @@ os._exit(0)
     strict=False,
 )
 def test_interrupts_leave_ops_and_locks_in_order(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "store")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_alone(INTERRUPTED, str(tmp_path / "store"))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) > 20
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.backends.scripts import run_alone
 
 INTERRUPTED = """
 import faulthandler, os, signal, subprocess, sys
@@ -57,12 +56,5 @@ dist.destroy_process_group()
     strict=False,
 )
 def test_interrupts_lose_no_lock(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "store")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_alone(INTERRUPTED, str(tmp_path / "store"))
     assert done.returncode == 0, done.stderr

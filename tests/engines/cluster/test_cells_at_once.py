@@ -16,7 +16,7 @@ from rankscope.engines import Cluster, ClusterError
 
 pytestmark = pytest.mark.processes
 
-ROUNDS = 10
+ROUNDS = 25
 #: Wrong if the all_reduces of two cells are paired.
 SUM = (
     "x = np.full(10, rank + 1.0 + {k} * 100); dist.all_reduce(x)\n"
