@@ -12,9 +12,15 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from .errors import DistNetworkError
 from .launch_variables import ENV, OPEN_MPI, PMI, SLURM, ranks, sizes
 
-__all__ = ["fill_environment", "meeting_step", "why_port_is_taken"]
+__all__ = [
+    "fill_environment",
+    "meeting_step",
+    "require_same_step",
+    "why_port_is_taken",
+]
 
 #: Steps from here on are a job's batch script, its shell, and what Slurm itself runs.
 _NO_STEP = 0xFFFF_FFF0
@@ -69,11 +75,21 @@ def meeting_step(env: Mapping[str, str] = os.environ) -> str:
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if meets else ""
 
 
+def require_same_step(found: str, step: str, rank: int, place: str) -> None:
+    """Raise `DistNetworkError` where the store at `place` is of another step."""
+    if found != step:
+        raise DistNetworkError(
+            f"init_process_group on rank {rank}: at {place} are ranks of Slurm's step "
+            f"{found}, and this one is of step {step}: start it again, as the next "
+            "step has another port; or set MASTER_PORT"
+        )
+
+
 def why_port_is_taken(env: Mapping[str, str] = os.environ) -> str:
     """Return why rank 0 cannot listen where the ranks of its step meet; else nothing.
 
     The numbers of two steps may give the same port. Torch says of that only that it is
-    in use; our own store tells steps apart.
+    in use.
     """
     step = meeting_step(env)
     if not step or env.get(ENV.rank) != "0":
@@ -88,8 +104,8 @@ def why_port_is_taken(env: Mapping[str, str] = os.environ) -> str:
                 f"port {env['MASTER_PORT']} of {socket.gethostname()}, at which the "
                 f"ranks of Slurm's step {step} are to meet, is taken "
                 f"({error.strerror}), as by a step whose numbers give the same port: "
-                "end this one, which the other ranks may wait in, and start it again, "
-                "as the next step has another port; or set MASTER_PORT"
+                "end this one, in which other ranks may wait, and start it again, as "
+                "the next step has another port; or set MASTER_PORT"
             )
     return ""
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ..errors import DistError, DistNetworkError
 from ..interface.registry import registrations_at_init
 from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
-from ..slurm_step import fill_environment, meeting_step
+from ..slurm_step import fill_environment, meeting_step, require_same_step
 from ..stores.base import Store
 from . import launched
 from .arrival import has_left
@@ -141,12 +141,8 @@ def _tcp_store(
             if found == step and (over or rank == 0 or not has_left(store, *leaving)):
                 return store
             store.close()
-            if found != step and waited > _SILENT:
-                raise DistNetworkError(
-                    f"init_process_group on rank {rank}: at {host}:{port} are ranks "
-                    f"of Slurm's step {found}, and this one is of step {step}: start "
-                    "it again, as the next step has another port"
-                )
+            if waited > _SILENT:
+                require_same_step(found, step, rank, f"{host}:{port}")
             if waited > _SILENT and not told:
                 told = True
                 _log.warning(

@@ -17,6 +17,7 @@ from ..groups.abort_reason import AbortReason, FoundCause
 from .gloo_sockets import count_connections, listening_sockets
 from .patching import replace
 from .private.groups import MAKER, Names, names
+from .stores import stay_in_step
 
 __all__ = ["Made", "install", "known_groups", "made_of"]
 
@@ -99,6 +100,9 @@ def install(
 
         def make(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs).arguments
+            # The default group's, in which its ranks have met, have none of others.
+            if not arguments["global_ranks_in_group"]:
+                stay_in_step(arguments["store"], arguments["group_rank"])
             with making(arguments):
                 result = original(*args, **kwargs)
                 group = result[0]

@@ -8,15 +8,25 @@ import socket
 from datetime import timedelta
 from typing import Any
 
+from ..slurm_step import meeting_step, require_same_step
 from .gloo_sockets import duplicate
 from .private.groups import names
 
-__all__ = ["disconnect", "ends_with_rank_0", "host_store", "is_gone", "join_store"]
+__all__ = [
+    "disconnect",
+    "ends_with_rank_0",
+    "host_store",
+    "is_gone",
+    "join_store",
+    "stay_in_step",
+]
 
 #: Connections that may wait for the store to accept them.
 _BACKLOG = 512
 #: Seconds in which the host of a store answers.
 _PROBE_WAIT = 0.5
+#: The key of the step of Slurm whose ranks meet in a store.
+_STEP = "rankscope/step"
 
 
 def host_store(host: str, timeout: float) -> tuple[Any, int]:
@@ -72,6 +82,21 @@ def ends_with_rank_0(store: Any) -> bool:
     """Return whether rank 0 serves a torch store; under torchrun its agent may."""
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return _tcp_store(store) is not None and not by_agent
+
+
+def stay_in_step(store: Any, rank: int) -> None:
+    """Raise `DistNetworkError` where a rank has come into the store of another step.
+
+    The numbers of two steps of Slurm may give one port. Rank 0 of the second one
+    cannot listen there; its others would be ranks of the first one's groups.
+    """
+    step, tcp = meeting_step(), _tcp_store(store)
+    if not step or tcp is None or str(tcp.port) != os.environ["MASTER_PORT"]:
+        return
+    if rank == 0:
+        tcp.set(_STEP, step)
+    found = tcp.get(_STEP).decode()
+    require_same_step(found, step, rank, f"{tcp.host}:{tcp.port}")
 
 
 def _tcp_store(store: Any) -> Any:
