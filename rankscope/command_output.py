@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from typing import TextIO
 
@@ -19,6 +20,18 @@ def say(text: object, file: TextIO | None = None) -> None:
 
 
 def fail(command: str, why: object) -> int:
-    """Say why ``rankscope COMMAND`` is not done; return `FAILED`."""
+    """Say why ``rankscope COMMAND`` is not done; return `FAILED`.
+
+    That the reader of its output has ended, as ``head`` does, is raised for `__main__`.
+    """
+    if isinstance(why, BrokenPipeError) and _reader_has_ended():
+        raise why
     say(f"rankscope {command}: {why}", file=sys.stderr)
     return FAILED
+
+
+def _reader_has_ended() -> bool:
+    """Return whether stdout is broken; a connection to a rank may be, too."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))

@@ -135,13 +135,14 @@ def test_a_watched_job_whose_ranks_have_not_met_is_told_by_its_stacks(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("command", ["status", "doctor"])
+@pytest.mark.parametrize("command", ["status", "doctor", "diagnose --jobs --json"])
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path, command: str) -> None:
     reads, writes = os.pipe()
     os.close(reads)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "rankscope", command],
+            # Without a buffer, as where the output is longer than it.
+            [sys.executable, "-u", "-m", "rankscope", *command.split()],
             stdout=writes,
             stderr=subprocess.PIPE,
             env={**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path)},
