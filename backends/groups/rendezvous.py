@@ -11,7 +11,12 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from ..errors import DistError, DistNetworkError
 from ..interface.registry import registrations_at_init
 from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
-from ..slurm_step import fill_environment, meeting_step, require_same_step
+from ..slurm_step import (
+    fill_environment,
+    meeting_step,
+    require_same_step,
+    why_port_is_taken,
+)
 from ..stores.base import Store
 from . import launched
 from .arrival import has_left
@@ -155,6 +160,8 @@ def _tcp_store(
                     timeout,
                 )
         except DistNetworkError as error:
+            if not error.culprits and (taken := why_port_is_taken()):
+                raise DistNetworkError(taken) from error
             if over or not error.culprits:
                 raise
         time.sleep(_LOOK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -295,3 +296,14 @@ def test_ranks_of_another_step_of_slurm_are_no_peers(
         pytest.raises(dist.DistNetworkError, match=r"ranks of Slurm's step 100\.31"),
     ):
         come("101.0", 1)
+
+
+def test_rank_0_of_another_step_of_slurm_says_that_its_port_is_taken(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous_module, "why_port_is_taken", lambda: "it is taken")
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(dist.DistNetworkError, match="^it is taken$"),
+    ):
+        rendezvous(f"tcp://127.0.0.1:{port}", 0, 2, 20, KEY)
