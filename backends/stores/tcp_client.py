@@ -6,6 +6,7 @@ import collections
 import itertools
 import logging
 import os
+import platform
 import queue
 import threading
 import time
@@ -154,8 +155,8 @@ class TCPStoreClient:
         if not self._settled.wait(timeout):
             raise DistNetworkTimeoutError(
                 f"no store answered at {self._where} within {timeout:g} s: is "
-                f"{self._server} "
-                "running, on the host that MASTER_ADDR names, and is the port open?"
+                f"{self._server} running, on the host that MASTER_ADDR names, and is "
+                f"the port open to {platform.node()}?"
             )
         if self._end is not None:
             _, message, culprits = self._end

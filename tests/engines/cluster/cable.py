@@ -11,6 +11,7 @@ import math
 import os
 import random
 import select
+import socket
 import struct
 import threading
 import time
@@ -23,6 +24,7 @@ TUN = "/dev/net/tun"
 _SET_INTERFACE = 0x400454CA
 _TUN_WITHOUT_HEADER = 0x1001
 _PACKET = 65536
+_SYN, _ACK = 0x02, 0x10
 
 
 class Cable:
@@ -37,6 +39,9 @@ class Cable:
         self.delay = self.loss = 0.0
         self.rate = math.inf
         self._free = 0.0
+        #: Of a firewall at ``cable-a`` or ``cable-b``: the ports at which it lets
+        #: connections in. It drops the first packet of others.
+        self.admitted: dict[str, set[int]] = {}
         self.up = True
         self.carried = self.lost = 0
         self._ends = [_device(b"cable-a"), _device(b"cable-b")]
@@ -63,7 +68,11 @@ class Cable:
             wait = min([0.1, *(max(0.0, at - time.monotonic()) for at in due)])
             for end in select.select(self._ends, [], [], wait)[0]:
                 packet = os.read(end, _PACKET)
-                if not self.up or self._random.random() < self.loss:
+                if (
+                    not self.up
+                    or self._random.random() < self.loss
+                    or self._is_refused(end, packet)
+                ):
                     self.lost += 1
                     continue
                 at = time.monotonic() + self.delay
@@ -74,6 +83,14 @@ class Cable:
             for end, queue in self._under_way.items():
                 while queue and queue[0][0] <= now:
                     self._deliver(end, queue.popleft()[1])
+
+    def _is_refused(self, end: int, packet: bytes) -> bool:
+        to = "cable-b" if end == self._ends[0] else "cable-a"
+        if to not in self.admitted or packet[9] != socket.IPPROTO_TCP:
+            return False
+        segment = packet[4 * (packet[0] & 15) :]
+        opens = segment[13] & (_SYN | _ACK) == _SYN
+        return opens and int.from_bytes(segment[2:4]) not in self.admitted[to]
 
     def _deliver(self, end: int, packet: bytes) -> None:
         try:

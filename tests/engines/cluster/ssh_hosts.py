@@ -380,11 +380,14 @@ def refused(sshd: Sshd) -> None:
         "twice": ("host-b:1,root@host-b:1", {}),
         "interface": ("host-b:1", {"interface": "eth7"}),
         "reach": ("host-a:1,host-b:1", {"interface": "lo"}),
+        "firewall": ("host-a:1,host-b:1", {}),
         "room": ("host-b:100000", {}),
         "mpi": ("host-a:1,strange:1", {"engines": "mpi", "remote_python": None}),
     }
     said = {}
     for what, (named, options) in tried.items():
+        firewalls = {"cable-a": set[int](), "cable-b": {22}}
+        hosts.cable.admitted = firewalls if what == "firewall" else {}
         with nothing_stays(sshd):
             try:
                 Cluster(hosts=named, **{"remote_python": sshd.python, **options})

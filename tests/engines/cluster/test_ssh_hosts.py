@@ -129,6 +129,12 @@ def test_a_host_is_given_up_after_the_time_that_is_set(seen: dict[str, Any]) -> 
         ("twice", "host-b and root@host-b are one host"),
         ("interface", "--interface eth7: no interface or IPv4 address of this"),
         ("reach", "host-b cannot connect to the controller at 127.0.0.1, port "),
+        ("firewall", f"host-a cannot connect to host-b at {two_hosts.THERE}, port "),
+        (
+            "firewall",
+            f"host-b cannot connect to the controller at {two_hosts.HERE}, port ",
+        ),
+        ("firewall", f"host-b cannot connect to host-a at {two_hosts.HERE}, port "),
         ("room", "100000 ranks are too many for host-b"),
         ("mpi", "Host key verification failed"),
     ],
