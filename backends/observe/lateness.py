@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from ..groups.key import GroupKey
+from ..rank_sets import name_ranks
 from ..work.op_type import payload
 from .joint_ops import (
     Clocks,
@@ -97,6 +98,8 @@ class _Group:
     lines: dict[Where, deque[JointOp]] = field(default_factory=dict)
     speeds: Speeds = field(default_factory=Speeds)
     unknown: str = ""
+    #: The ranks without records at the last look at its ops.
+    absent: tuple[int, ...] = ()
 
 
 class Lateness:
@@ -161,6 +164,8 @@ class Lateness:
             for number, ranks in sorted(found.get(group_id, {}).items()):
                 if ranks.keys() == {*group.key.ranks}:
                     self._add(group, number, ranks)
+            if group_id in found:
+                group.absent = tuple(sorted({*group.key.ranks} - dumps.keys()))
         while len(self._groups) > GROUPS:
             del self._groups[next(iter(self._groups))]
 
@@ -221,7 +226,7 @@ class Lateness:
         return [
             self._judge(group)
             for group in self._groups.values()
-            if group.lines or group.unknown
+            if group.lines or group.unknown or group.absent
         ]
 
     def findings(self) -> list[LateFinding]:
@@ -237,6 +242,9 @@ class Lateness:
     def _judge(self, group: _Group) -> GroupLateness:
         if group.unknown:
             return GroupLateness(group.key, {}, unknown=group.unknown)
+        if not group.lines:
+            why = f"no records have come of {name_ranks(group.absent)}"
+            return GroupLateness(group.key, {}, unknown=why)
         lines = group.lines if self._ended else _current(group.lines)
         by_clocks = [one for where, ops in lines.items() if not where[2] for one in ops]
         clocks, events = align(by_clocks, self._hosts), Clocks(by_events=True)

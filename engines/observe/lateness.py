@@ -23,8 +23,8 @@ __all__ = ["Lateness", "Recorded", "located", "take", "watched"]
 
 #: Records that are fetched of each rank, and of all ranks together.
 LAST, IN_ALL, LEAST = 200, 12_800, 24
-#: Seconds that a status waits for the records.
-ANSWER = 0.5
+#: Seconds that a status waits for the records, and who asks about what is over.
+ANSWER, ENDED_ANSWER = 0.5, TIMEOUT
 #: Seconds for which late ranks are sampled to tell where they are meanwhile.
 WATCHED = 1.0
 #: Looks at a rank while the others wait for it that tell something: how many at least,

@@ -448,9 +448,8 @@ class ObservedRanks:
         """
         self._check_open()
         found = Lateness(ended=ended)
-        lateness.take(
-            self, found, since_ns=int((since or 0.0) * 1e9), timeout=lateness.ANSWER
-        )
+        timeout = lateness.ENDED_ANSWER if ended else lateness.ANSWER
+        lateness.take(self, found, since_ns=int((since or 0.0) * 1e9), timeout=timeout)
         return found
 
     def explain(self) -> list[Verdict]:

@@ -159,6 +159,34 @@ def pipeline(me: Rank) -> None:
         dist.all_reduce(me.small)  # joint
 
 
+def microbatches(me: Rank) -> None:
+    """Stages of unequal length with two microbatches, sent without waiting at once."""
+    for _ in range(me.steps):
+        sent = []
+        for _ in range(2):
+            if me.rank:
+                dist.irecv(me.large, me.rank - 1).wait()
+            me.compute(2.0 + 4.0 * (me.rank == me.size - 1))
+            if me.rank < me.size - 1:
+                sent.append(dist.isend(me.large, me.rank + 1))
+        for one in sent:
+            one.wait()
+        dist.all_reduce(me.small)  # joint
+
+
+def experts(me: Rank) -> None:
+    """Tokens go to experts of which the first has more, and works for longer."""
+    for _ in range(me.steps):
+        me.compute(1.0)
+        parts = [5, *[1] * (me.size - 1)]
+        tokens, mine = array(sum(parts)), [parts[me.rank]] * me.size
+        got = array(sum(mine))
+        dist.all_to_all_single(got, tokens, mine, parts)
+        me.compute(2.0 * parts[me.rank])
+        dist.all_to_all_single(tokens, got, parts, mine)
+        dist.all_reduce(me.small)  # joint
+
+
 def checkpoints(me: Rank) -> None:
     """Rank 0 writes a checkpoint now and then."""
     every = (2, 5, 10, 25)[me.steps % 4]
@@ -205,12 +233,49 @@ def gathers(me: Rank) -> None:
             dist.reduce(me.small, 0)
 
 
+def coalesced(me: Rank) -> None:
+    """Small ops as one, in a block."""
+    parts = [array(1000) for _ in range(3)]
+    for step in range(me.steps):
+        me.compute(2.0)
+        me.inject(step)
+        with dist._coalescing_manager():  # joint
+            for part in parts:
+                dist.all_reduce(part)  # joint
+        dist.all_reduce(me.large)  # joint
+
+
+def halves(me: Rank) -> None:
+    """An asynchronous op of each half, while the rank computes; then one of all."""
+    half = me.size // 2
+    groups = [dist.new_group([*range(half)]), dist.new_group([*range(half, me.size)])]
+    for step in range(me.steps):
+        mine = groups[me.rank // half]
+        work = dist.all_reduce(me.large, group=mine, async_op=True)  # joint
+        me.compute(2.0)
+        work.wait()
+        me.inject(step)
+        dist.all_reduce(me.small)  # joint
+
+
+def ddp(me: Rank) -> None:
+    """DDP of torch: its gradients are reduced by C++."""
+    layers = [torch.nn.Linear(200, 200) for _ in range(6)]
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers), bucket_cap_mb=0.2
+    )
+    for step in range(me.steps):
+        me.inject(step)
+        model(torch.ones(8, 200)).sum().backward()  # joint
+        dist.all_reduce(me.small)  # joint
+
+
 LOOPS: dict[str, Callable[[Rank], None]] = {
     one.__name__: one
     for one in (
         *(only_all_reduce, compute_and_reduce, data_loader, buckets, callback),
         *(barriers, several_groups, pipeline, checkpoints, warm_up, evaluation),
-        gathers,
+        *(gathers, microbatches, experts, coalesced, halves, ddp),
     )
 }
 
@@ -218,7 +283,7 @@ LOOPS: dict[str, Callable[[Rank], None]] = {
 def main() -> None:
     """Run a loop, and leave the records."""
     loop, steps, seed, sleeps, folder = sys.argv[1:]
-    dist.init_process_group("gloo" if os.environ.get("LATE_TORCH") else None)
+    dist.init_process_group(os.environ.get("LATE_TORCH") or None)
     me = Rank(int(steps), int(seed), sleeps)
     LOOPS[loop](me)
     from rankscope.backends.hang_report.last_line import last_ops

@@ -651,7 +651,10 @@ class TestUnknown:
         run, lateness = Run().steps(41, lambda n, r: 1 + 20 * (r == 2)), Lateness()
         dumps = run.dumps()
         lateness.take({rank: dumps[rank] for rank in (0, 1, 2)})
-        assert lateness.groups() == []
+        # Nor is anybody said to be in time.
+        said = lateness_text(lateness.groups(), lateness.findings())
+        assert "who is late is not known: no records have come of rank 3" in said
+        assert not lateness.groups()[0].ranks
         cut = {**dumps[3], "records": dumps[3]["records"][:11]}
         lateness.take({**dumps, 3: cut})
         lateness.take({**dumps, 3: cut})
