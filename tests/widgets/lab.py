@@ -61,10 +61,12 @@ _SETTINGS = {
 }
 
 
-#: The 2 s after which anywidget drops the messages of a model are over at once.
+#: The 2 s after which anywidget drops the messages of a model are over before the model
+#: begins: no timer, which a model that begins quickly may beat.
 _NO_PATIENCE = """
 const timeout = AbortSignal.timeout.bind(AbortSignal);
-AbortSignal.timeout = (ms) => timeout(ms === 2000 ? 0 : ms);
+const over = { addEventListener: (_, listener) => listener() };
+AbortSignal.timeout = (ms) => (ms === 2000 ? over : timeout(ms));
 """
 
 
@@ -263,9 +265,16 @@ class Lab:
         width: int = 1280,
         height: int = 900,
         alone: bool = True,
+        patience: int | None = None,
     ) -> Notebook:
-        """Open a copy of a notebook in a page of its own, with a kernel of `python`."""
+        """Open a copy of a notebook in a page of its own, with a kernel of `python`.
+
+        Its cell ``patience`` sets the deadline of the cells that hang, in seconds.
+        """
         content = json.loads(notebook.read_text(encoding="utf-8"))
+        if patience is not None:
+            (cell,) = (one for one in content["cells"] if one["id"] == "patience")
+            cell["source"] = f"patience = {patience}"
         name = _kernel(python)
         content["metadata"]["kernelspec"] = {"name": name, "display_name": name}
         file = self.folder / f"{notebook.stem}-{name}.ipynb"
