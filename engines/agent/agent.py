@@ -47,6 +47,7 @@ from ..wire import message_types, requests
 from ..wire.ipykernel_private import (
     allow_top_level_await,
     keep_output_in_its_cell,
+    serve_requests,
     show_output_of_children,
 )
 from ..wire.launchers import needs_launcher
@@ -180,7 +181,7 @@ class Agent:
             NcclReports(),
             RankService(self._summary, stacks),
         )
-        kernel.control_handlers[message_types.REQUEST] = self._serve
+        serve_requests(kernel, message_types.REQUEST, self._serve)
         private.serve_signals(kernel)
         end_by_sigterm(kernel.parent)
         self._adapt_shell()

@@ -231,8 +231,6 @@ class Cells:
             error = result.error_before_exec or result.error_in_exec
             self.post_mortem.note(result.error_in_exec)
         line = None if error is None else self.source.line_of(error)
-        if error is not None:
-            self._publish(pack_details(error, line), message_types.ERROR)
         request = self._request()
         if request is not None:
             if request["keep_value"] and result is not None:
@@ -249,6 +247,10 @@ class Cells:
         self.post_mortem.opened = False
         settle()
         self._after()
+        if error is not None:
+            # With the status, for which the notebook would have to ask each rank.
+            details = pack_details(error, line) | {"summary": self._publisher.summary()}
+            self._publish(details, message_types.ERROR)
         self._publisher.note_change()
 
     def _report_unwaited(self) -> None:

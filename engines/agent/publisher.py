@@ -51,7 +51,7 @@ class StatusPublisher:
         self, kernel: Any, summary: Callable[[], requests.EncodedSummary]
     ) -> None:
         self._kernel = kernel
-        self._summary = summary
+        self.summary = summary
         #: ``msg_id`` of its header → the subscription.
         self.subscriptions: dict[str, Subscription] = {}
         self._changed = threading.Event()
@@ -65,7 +65,7 @@ class StatusPublisher:
         self.subscriptions[name] = Subscription(
             wanted.header, until, wanted.interval, sent_at
         )
-        return self._summary()
+        return self.summary()
 
     @requests.Unsubscribe.handler
     def _unsubscribe(self, wanted: requests.Unsubscribe) -> None:
@@ -119,7 +119,7 @@ class StatusPublisher:
                 private.publish(
                     self._kernel,
                     message_types.STATUS,
-                    {"summary": self._summary()} | ({"records": last} if last else {}),
+                    {"summary": self.summary()} | ({"records": last} if last else {}),
                     one.header,
                 )
         return due

@@ -19,7 +19,7 @@ from ..errors import ClusterError, RankError
 from ..observe.rank_slots import RankSlot
 from ..status import Summary
 from ..wire import ipyparallel_private as private
-from ..wire import requests
+from ..wire import message_types, requests
 from .execution import Execution
 from .registry import EngineRegistry
 
@@ -152,7 +152,7 @@ class CellRunner:
                 request,
                 slot.uuid,
                 metadata={"rankscope": metadata},
-                on_iopub=lambda message: execution.receive(slot.rank, message),
+                on_iopub=lambda message: self._receive(execution, slot, message),
             )
             with self._lock:
                 sent = self._running.get(execution, {})
@@ -163,6 +163,14 @@ class CellRunner:
         if not slot.alive:
             # Also where the engine died while the request was on its way.
             execution.finish(slot.rank, _engine_died(slot))
+
+    def _receive(
+        self, execution: Execution, slot: RankSlot, message: private.Message
+    ) -> None:
+        summary = message["content"].get("summary")
+        if message["header"]["msg_type"] == message_types.ERROR and slot.alive:
+            self._registry.record_summary(slot.rank, summary)
+        execution.receive(slot.rank, message)
 
     def _on_reply(self, execution: Execution, rank: int, done: Future[Any]) -> None:
         """Handle a rank's reply: the rank is done once its last output has arrived."""

@@ -67,6 +67,8 @@ class Execution:
         self._late_callbacks: list[Callable[[int, Output], None]] = []
         self._errors: dict[int, RankError] = {}
         self._details: dict[int, dict[str, Any]] = {}
+        #: The ranks whose status came with their error: that after the cell.
+        self.reported = self._details.keys()
         self._running = set(self.ranks)
         self._callbacks: list[Callable[[int, Output], None]] = []
         self._data: list[tuple[int, dict[str, Any]]] = []

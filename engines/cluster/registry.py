@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -347,9 +347,11 @@ class EngineRegistry(RankRegistry):
         self.status_interval = interval
         self.start_status()
 
-    def refresh(self, older_than: float, timeout: float) -> None:
+    def refresh(
+        self, older_than: float, timeout: float, also: Collection[int] = ()
+    ) -> None:
         self.take_over()
-        super().refresh(older_than, timeout)
+        super().refresh(older_than, timeout, also)
         with self._deaths:
             self._deaths.wait_for(
                 lambda: not any(slot.unexplained for slot in self.slots),

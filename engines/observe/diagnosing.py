@@ -82,6 +82,9 @@ class Diagnosable(Protocol):
 
     def status(self, *, fresh: bool = ..., timeout: float = ...) -> ClusterStatus: ...
 
+    #: While it is true, statuses have ops that are about to end.
+    aborting: bool
+
     def glance(self) -> ClusterStatus: ...
 
     def flight_records(
@@ -369,6 +372,8 @@ class StallWatch:
                 if status.state == "stopped":
                     return
                 found = []
+                if self._cluster.aborting:
+                    continue
                 if _is_suspicious(status, self._stall):
                     if reported and began < rests_until:
                         continue

@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import TracebackType
 from typing import ClassVar, TypeVar
@@ -82,6 +82,10 @@ class ObservedRanks:
         # The status at the end: a rank that ends with the rest is not shown as dead.
         self._last: ClusterStatus | None = None
         self._registry = registry
+        #: Whether ranks are asked to abort groups.
+        self.aborting = False
+        # The ids of the groups whose hang the ranks were told.
+        self._told: Set[str] = frozenset()
         atexit.register(self._at_exit)
 
     # -- the ranks ---------------------------------------------------------
@@ -254,15 +258,17 @@ class ObservedRanks:
 
     # -- status ------------------------------------------------------------
 
-    def status(self, *, fresh: bool = False, timeout: float = 0.8) -> ClusterStatus:
+    def status(
+        self, *, fresh: bool | Collection[int] = False, timeout: float = 0.8
+    ) -> ClusterStatus:
         """Return the status of all ranks.
 
         A rank whose last summary is older than 1.5 s gets a request for a new one.
 
         Parameters
         ----------
-        fresh : bool, default False
-            Whether every rank gets the request.
+        fresh : bool or collection of int, default False
+            Whether every rank gets the request, or which ranks get it in any case.
         timeout : float, default 0.8
             Seconds that the ranks have.
 
@@ -273,7 +279,10 @@ class ObservedRanks:
             is closed, that of the moment before.
         """
         if not self.closed:
-            self._registry.refresh(0.0 if fresh else FRESH, timeout)
+            if isinstance(fresh, bool):
+                self._registry.refresh(0.0 if fresh else FRESH, timeout)
+            else:
+                self._registry.refresh(FRESH, timeout, fresh)
         return self._status()
 
     def glance(self, ranks: Chosen = None) -> ClusterStatus:
@@ -464,7 +473,16 @@ class ObservedRanks:
         """
         self._check_open()
         found = diagnosing.causes_by_group(verdicts)
-        self._registry.post(requests.NoteCauses(found))
+        concerned = self._told | found.keys()
+        self._told = found.keys()
+        # The ops of a group that was aborted have their errors.
+        ranks = [
+            one.rank
+            for one in self._status().ranks
+            for group in one.groups
+            if group.key.id in concerned and (group.library or group.state != "aborted")
+        ]
+        self._registry.post(requests.NoteCauses(found), ranks)
 
     # -- groups ------------------------------------------------------------
 
@@ -549,9 +567,13 @@ class ObservedRanks:
                 ids = [key.id for key in groups if rank in key.ranks]
             return requests.Abort(ids, reason, by, culprits, diagnosis=diagnosis)
 
-        answers = self._registry.ask(wanted, ranks)
-        for rank, aborted in answers.results.items():
-            self._registry.record_summary(rank, aborted["summary"])
+        self.aborting = True
+        try:
+            answers = self._registry.ask(wanted, ranks)
+            for rank, aborted in answers.results.items():
+                self._registry.record_summary(rank, aborted["summary"])
+        finally:
+            self.aborting = False
         for rank in self._ended_by_abort(list(answers.errors)):
             # Its program has ended by the error that the abort gave it.
             del answers.errors[rank]

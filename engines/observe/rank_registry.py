@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -102,10 +102,15 @@ class RankRegistry:
     def follow(self, interval: float) -> None:
         """Have the ranks send their status, if they do not; see `ObservedRanks`."""
 
-    def refresh(self, older_than: float, timeout: float) -> None:
-        """Request summaries of the ranks whose last one is `older_than` seconds old."""
-        living = self._living(None)
-        stale = [slot.rank for slot in living if slot.is_silent(older_than)]
+    def refresh(
+        self, older_than: float, timeout: float, also: Collection[int] = ()
+    ) -> None:
+        """Request the summaries that are `older_than` seconds old, and of `also`."""
+        stale = [
+            slot.rank
+            for slot in self._living(None)
+            if slot.rank in also or slot.is_silent(older_than)
+        ]
         if stale:
             self._record_all(self.ask(GetSummary(), stale, timeout))
 

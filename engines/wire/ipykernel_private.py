@@ -26,6 +26,7 @@ __all__ = [
     "say_in_cell",
     "send_replies_through_stream",
     "serve_messages",
+    "serve_requests",
     "show_output_of_children",
 ]
 
@@ -214,6 +215,48 @@ def _reply_kernel_info(
     # A page counts a request as done at its idle. The cell still runs.
     publish("idle", "shell", parent=request)
     publish("busy", "shell")
+
+
+# -- requests on the control channel ------------------------------------------
+
+
+def serve_requests(
+    kernel: Any, kind: str, serve: Callable[[Any, Any, dict[str, Any]], None]
+) -> None:
+    """Have ``serve(stream, ident, request)`` answer the control requests of a `kind`.
+
+    They are answered with no more than the answer. Of others ipykernel publishes that
+    the kernel is busy, and then idle, and waits for another thread to have sent all
+    output: nine tenths of what a short request costs rank, controller and notebook.
+    """
+    kernel.control_handlers[kind] = serve
+    try:
+        session, stream, process = (
+            kernel.session,
+            kernel.control_stream,
+            kernel.process_control,
+        )
+        split, unpack = session.feed_identities, session.unpack
+    except AttributeError as error:
+        _skip("control requests without busy and idle", error)
+        return
+
+    async def process_control(message: Any) -> None:
+        try:
+            ident, parts = split(message, copy=False)
+            ours = unpack(parts[1].bytes)["msg_type"] == kind
+        except (IndexError, KeyError, TypeError, ValueError):
+            ours = False  # ipykernel says what is wrong with it
+        if not ours:
+            await process(message)
+            return
+        try:
+            serve(stream, ident, session.deserialize(parts, copy=False))
+        except Exception:
+            # Without the session's key; or the answer is no JSON.
+            kernel.log.exception("a control request has no answer")
+
+    kernel.process_control = process_control
 
 
 # -- top-level await on an engine --------------------------------------------

@@ -9,7 +9,8 @@ REPLY = "rankscope_reply"
 STATUS = "rankscope_status"
 SUBSCRIPTION = "rankscope_subscription"
 #: On iopub, under the header of a cell: the details of the error that ended the cell
-#: (`errors.pack_details`), and data of the cell that is no output of it.
+#: (`errors.pack_details`) with the rank's status since then, and data of the cell that
+#: is no output of it.
 ERROR = "rankscope_error"
 DATA = "rankscope_data"
 

@@ -192,8 +192,8 @@ class CellMonitor:
         if self._execution.ranks_running:
             # No group can be rebuilt before these ranks are replaced.
             return f"{_groups(self.groups)} aborted" if self.groups else ""
-        ranks = self._execution.ranks
-        status = self._cluster.status(fresh=True)
+        ranks, reported = self._execution.ranks, self._execution.reported
+        status = self._cluster.status(fresh=[r for r in ranks if r not in reported])
         # A group that the cell has made may no longer exist.
         known = status.group_keys
         broken = [group for group in self.groups if group in known]

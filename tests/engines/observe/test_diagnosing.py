@@ -15,6 +15,8 @@ from rankscope.backends.observe.stacks import Frame
 from rankscope.backends.observe.verdicts import Fault, Verdict
 from rankscope.engines import Cluster, StallWatch
 from rankscope.engines.observe.diagnosing import last_seen, library_call
+from rankscope.engines.observe.rank_slots import RankSlot
+from rankscope.engines.wire.requests import Request
 from tests.engines.cluster.faults import all_in_flight, until_at
 from tests.widgets import statuses
 
@@ -320,6 +322,43 @@ def test_the_watch_speaks_when_an_op_stalls_and_when_it_is_over(
     until(
         lambda: "rankscope-stall-watch" not in [t.name for t in threading.enumerate()]
     )
+
+
+def test_the_end_of_a_hang_by_an_abort_asks_each_rank_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status comes with a rank's error; no op is left for what is told of it."""
+    told: list[list[Verdict]] = []
+    asked: list[tuple[str, list[int]]] = []
+    registry: Any = cluster._registry
+    post = registry._post
+
+    def note(slot: RankSlot, request: Request[Any]) -> Any:
+        name = type(request).__name__
+        if name != "Subscribe":
+            asked.append((name, [slot.rank]))
+        return post(slot, request)
+
+    watch = StallWatch(cluster, told.append, stall=1.0)
+    try:
+        execution = cluster.execute("dist.barrier()", ranks=[0, 2], cell=6)
+        until(lambda: told and told[-1] and told[-1][0].culprits == (1,))
+        monkeypatch.setattr(registry, "_post", note)
+        cluster.abort(reason="seen", verdicts=told[-1])
+        assert execution.wait(30)
+        status = cluster.status(
+            fresh=[n for n in (0, 2) if n not in execution.reported]
+        )
+        until(lambda: told[-1] == [])
+    finally:
+        watch.close()
+    assert {name for name, _ in asked} == {"Abort"}
+    assert sorted(rank for _, (rank,) in asked) == [0, 1, 2]
+    assert [one.busy for one in status.ranks] == [False] * 3
+    assert {one.state for rank in status.ranks for one in rank.groups} == {"aborted"}
+    monkeypatch.undo()
+    cluster.rebuild()
+    cluster.execute("dist.barrier()").result(30)
 
 
 @pytest.mark.parametrize(

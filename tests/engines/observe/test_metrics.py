@@ -41,6 +41,8 @@ Samples = Mapping[tuple[str, tuple[str, ...]], float]
 class Ranks:
     """A cluster with a status, and with the records of a run."""
 
+    aborting = False
+
     def __init__(self, status: ClusterStatus, run: Run | None = None) -> None:
         self.now, self.run = status, run
         self.calls: list[str] = []

@@ -181,6 +181,8 @@ class Ranks:
     Rank 2 has not been heard of for `age` seconds; with `neighbour` rank 1 answers.
     """
 
+    aborting = False
+
     def __init__(self, age: float, neighbour: bool) -> None:
         op = statuses.op(state="started", elapsed=0.1)
         group = statuses.group(ranks=range(3), oldest=op, in_flight=1)
@@ -283,10 +285,17 @@ def test_a_watch_rests_between_diagnoses_that_take_long(
     assert ranks.asked == 1
     ranks.now += diagnosing.RESTS * 0.5
     until(lambda: ranks.asked == 2)
+    # Nor while an abort asks the same ranks.
+    ranks.aborting = True
+    ranks.now += diagnosing.RESTS * 0.5
+    look_twice()
+    assert ranks.asked == 2
+    ranks.aborting = False
+    until(lambda: ranks.asked == 3)
     # Its end is told at once.
     ranks.found = statuses.cluster(*(statuses.rank(n) for n in range(3)))
     until(lambda: ranks.told[-1] == [])
-    assert ranks.asked == 2
+    assert ranks.asked == 3
     watch.close()
     watch._thread.join(60)
     assert not watch._thread.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import zmq
+from jupyter_client.session import Session
 
 from rankscope.engines.wire import ipykernel_private as private
 
@@ -193,6 +195,63 @@ def test_no_message_is_served_without_the_names(
     assert private.serve_messages(kernel, {"board"}) == 0
     assert [one.levelno for one in log.records] == [logging.DEBUG]
     assert path.rpartition(".")[2] in log.messages[0]
+
+
+class ControlKernel:
+    """A kernel with a control channel; `handled` is what ipykernel handles itself."""
+
+    def __init__(self) -> None:
+        self.session = Session(key=b"a key")
+        self.control_stream = "the stream"
+        self.control_handlers: dict[str, Any] = {}
+        self.log = logging.getLogger(private.__name__)
+        self.handled: list[Any] = []
+
+    async def process_control(self, message: Any) -> None:
+        self.handled.append(message)
+
+    def receive(self, kind: str, session: Session | None = None) -> list[zmq.Frame]:
+        """Handle a message; return it."""
+        sender = session or self.session
+        message = sender.msg(kind, {"op": "look"})
+        parts = [b"client", *sender.serialize(message)]
+        frames = [zmq.Frame(part) for part in parts]
+        asyncio.run(self.process_control(frames))
+        return frames
+
+
+def test_a_control_request_of_ours_gets_the_answer_alone(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    kernel, served = ControlKernel(), list[tuple[Any, ...]]()
+
+    def serve(stream: Any, ident: Any, request: dict[str, Any]) -> None:
+        served.append((stream, ident, request["content"]))
+        if len(served) > 1:
+            raise ValueError("no JSON")
+
+    private.serve_requests(kernel, "ours", serve)
+    kernel.receive("ours")
+    assert served == [("the stream", [b"client"], {"op": "look"})]
+    assert kernel.handled == [kernel.receive("shutdown_request")]
+    garbage = [zmq.Frame(b"<IDS|MSG>"), zmq.Frame(b"?")]
+    asyncio.run(kernel.process_control(garbage))
+    assert kernel.handled[1:] == [garbage]
+    assert log.messages == []
+    # From who does not have the key; and with an answer that cannot be sent.
+    kernel.receive("ours", Session(key=b"another"))
+    assert len(served) == 1
+    kernel.receive("ours")
+    assert log.messages == ["a control request has no answer"] * 2
+
+
+def test_a_control_request_is_an_ordinary_one_without_the_names(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    kernel = SimpleNamespace(control_handlers={})
+    private.serve_requests(kernel, "ours", print)
+    assert kernel.control_handlers == {"ours": print}
+    assert len(log.messages) == 1
 
 
 def test_top_level_await_is_left_alone_without_the_name(

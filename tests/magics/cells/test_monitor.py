@@ -46,7 +46,9 @@ class Told:
         #: What the errors on the ranks say.
         self.told_why: list[Verdict] = []
 
-    def status(self, *, fresh: bool = False, timeout: float = 1) -> ClusterStatus:
+    def status(
+        self, *, fresh: Collection[int] = (), timeout: float = 1
+    ) -> ClusterStatus:
         return self.now
 
     def glance(self, ranks: Sequence[int]) -> ClusterStatus:
