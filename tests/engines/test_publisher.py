@@ -51,7 +51,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def published(clock: Clock) -> StatusPublisher:
     """A publisher whose thread is the test."""
     found = StatusPublisher.__new__(StatusPublisher)
-    found._kernel, found._summary, found.subscriptions = None, lambda: "", {}
+    found._kernel, found.summary, found.subscriptions = None, lambda: "", {}
     return found
 
 
