@@ -24,6 +24,8 @@ MOST_RANKS = 1_000_000
 _NUMBER = re.compile(r"\d+")
 _INTEGER = re.compile(r"-?\d{1,20}")
 _RANK = re.compile(r"rank[_\-.=]?(\d+)", re.IGNORECASE)
+#: The end of a pickled dict: its last items, the number that torch gives it, a stop.
+_END = re.compile(rb"[us](?:q.|r.{4})?\.\s*\Z", re.DOTALL)
 
 
 @dataclass
@@ -59,9 +61,9 @@ def looks_like_dump(data: bytes) -> bool:
 
 def is_cut_off(data: bytes) -> bool:
     """Return whether the end of a dump is not there: its rank died while it wrote."""
-    # A pickle of a dict ends with its last items, and a stop.
-    end = (b"}",) if data.lstrip()[:1] == b"{" else (b"u.", b"s.")
-    return not data.rstrip().endswith(end)
+    if data.lstrip()[:1] == b"{":
+        return not data.rstrip().endswith(b"}")
+    return _END.search(data, max(0, len(data) - 16)) is None
 
 
 def read_dump(file: RawFile) -> Dump:
