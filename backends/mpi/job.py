@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..environment import being_changed, being_read
 from ..errors import DistBackendError
 from ..install import pip_install, with_extra
 from ..launch_variables import OPEN_MPI, PMI, PMIX
@@ -190,7 +191,8 @@ def initialise() -> Any:
         if not MPI.Is_initialized():
             # Open MPI's finalize is a barrier by default: a rank at its end
             # would wait for one that hangs.
-            os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
+            with being_changed():
+                os.environ.setdefault("OMPI_MCA_async_mpi_finalize", "1")
             _init_thread(MPI)
             _finalize_is_local = MPI.get_vendor()[0] == "Open MPI"
         if _finalizer is None and not _finalize_is_local:
@@ -213,9 +215,10 @@ def _init_thread(mpi: Any) -> None:
     """
     library = ctypes.CDLL(mpi.__file__)
     provided = ctypes.c_int()
-    code = library.MPI_Init_thread(
-        None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(provided)
-    )
+    with being_read():
+        code = library.MPI_Init_thread(
+            None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(provided)
+        )
     if code != mpi.SUCCESS:
         raise DistBackendError(f"MPI_Init_thread failed with code {code}")
     # As mpi4py does after its own: errors are raised instead of being fatal.

@@ -65,7 +65,7 @@ class UCXConnector(MeetingConnector):
         if self._cancelled:
             worker.destroy()
             return None
-        self.transport = UCXTransport(worker, self._rank)
+        self.transport = UCXTransport(worker, self._rank, self._name)
         return self.transport
 
     def _make_worker(self, version: str, settings: dict[str, str]) -> Worker:

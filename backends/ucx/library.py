@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..environment import being_changed, being_read
 from ..errors import DistBackendError
 from ..install import pip_install, with_extra
 from . import ucp
@@ -61,11 +62,16 @@ _loaded: UCXLibrary | None = None
 
 
 class UCXError(Exception):
-    """A call of UCX failed; `status` is its ``ucs_status_t``."""
+    """A call of UCX failed; `status` is its ``ucs_status_t``.
 
-    def __init__(self, call: str, status: int, text: str) -> None:
+    `peer` is the rank, in the group, that the call was about; ``None``: none, or any.
+    """
+
+    def __init__(
+        self, call: str, status: int, text: str, peer: int | None = None
+    ) -> None:
         super().__init__(f"{call} failed: {text}")
-        self.status = status
+        self.call, self.status, self.text, self.peer = call, status, text, peer
 
 
 class UCXLibrary:
@@ -92,20 +98,20 @@ class UCXLibrary:
         # For the type checker: the functions are set one by one above.
         raise AttributeError(f"UCX's {name} is not among ucp.FUNCTIONS")
 
-    def check(self, call: str, status: int) -> None:
+    def check(self, call: str, status: int, peer: int | None = None) -> None:
         """Raise `UCXError` unless `status`, the result of `call`, says success."""
         if status < 0:
-            raise UCXError(call, status, self.explain(status))
+            raise UCXError(call, status, self.explain(status), peer)
 
     def explain(self, status: int) -> str:
         """Return UCX's text for a ``ucs_status_t``."""
         text: str = self.ucs_status_string(status).decode()
         return text
 
-    def refuse(self, call: str, pointer: int) -> NoReturn:
+    def refuse(self, call: str, pointer: int, peer: int | None = None) -> NoReturn:
         """Raise the `UCXError` that a pointer from `ERROR_FROM` on is in disguise."""
         status = pointer - (ERROR_FROM - ucp.CONSTANTS["UCS_ERR_LAST"])
-        raise UCXError(call, status, self.explain(status))
+        raise UCXError(call, status, self.explain(status), peer)
 
 
 def _loaded_folders() -> set[Path]:
@@ -199,10 +205,13 @@ def settings_for_loading() -> Iterator[None]:
     The variables are not set for good: a program that this process starts, such as one
     that uses MPI, may want UCX otherwise.
     """
-    added = [name for name in _SETTINGS if name not in os.environ]
-    os.environ.update({name: _SETTINGS[name] for name in added})
+    with being_changed():
+        added = [name for name in _SETTINGS if name not in os.environ]
+        os.environ.update({name: _SETTINGS[name] for name in added})
     try:
-        yield
+        with being_read():
+            yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        with being_changed():
+            for name in added:
+                os.environ.pop(name, None)

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 from ..errors import ConnectionLostError, DistError
 from ..messaging.algorithms import Flat
+from ..messaging.connecting import Namer
 from ..messaging.signature import SHIFT
 from ..messaging.sleeping import Sleeper
 from ..messaging.transport import ANY_SOURCE, LONGER, TRUNCATED, Received
+from ..rank_sets import name_ranks
 from .library import UCXError
 from .settings import chosen
 from .ucp import CONSTANTS
@@ -73,8 +75,8 @@ class UCXTransport:
     #: yields its core to another rank.
     spin = 0.001
 
-    def __init__(self, worker: Worker, rank: int) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, rank: int, name: Namer = name_ranks) -> None:
+        self._worker, self._name = worker, name
         self._sender = rank << _RANK_SHIFT
         #: Advances everything, and returns whether a request is over; raises its error.
         self.test = worker.test
@@ -130,7 +132,10 @@ class UCXTransport:
         """
         if not isinstance(error, UCXError):
             return None
-        said = f"UCX reports: {error}{chosen()}"
+        call = error.call
+        if error.peer is not None:
+            call += f" to {self._name([error.peer])}"
+        said = f"UCX reports: {call} failed: {error.text}{chosen()}"
         if error.status == CONSTANTS["UCS_ERR_MESSAGE_TRUNCATED"]:
             return TRUNCATED
         if error.status in _UNREACHABLE:

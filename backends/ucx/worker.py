@@ -63,6 +63,8 @@ class Request:
     #: Tag and bytes of what was received, once it was.
     tag: int = 0
     nbytes: int = 0
+    #: The rank, in the group, that a message is sent to.
+    peer: int | None = None
 
 
 class Worker:
@@ -202,7 +204,7 @@ class Worker:
         status = library.ucp_ep_create(
             self._handle, ctypes.byref(parameters), ctypes.byref(endpoint)
         )
-        library.check(f"ucp_ep_create to rank {peer}", status)
+        library.check("ucp_ep_create", status, peer)
         self._endpoints[peer] = _word(endpoint.value)
         return self._endpoints[peer]
 
@@ -229,7 +231,7 @@ class Worker:
         status = self._library.ucp_ep_query(
             self._endpoints[peer], ctypes.byref(attributes)
         )
-        self._library.check(f"ucp_ep_query of rank {peer}", status)
+        self._library.check("ucp_ep_query", status, peer)
         names = []
         for entry in entries[: attributes.transports.num_entries]:
             name, device = entry.transport_name.decode(), entry.device_name.decode()
@@ -251,8 +253,8 @@ class Worker:
         if pointer is None:
             return None
         if pointer >= ERROR_FROM:
-            self._library.refuse("ucp_tag_send", pointer)
-        return Request(_word(pointer), False)
+            self._library.refuse("ucp_tag_send", pointer, peer)
+        return Request(_word(pointer), False, peer=peer)
 
     def receive(self, array: Any, tag: int, mask: int) -> Request:
         """Receive into the contiguous `array` what is sent with `tag`, as to `mask`.
@@ -311,7 +313,7 @@ class Worker:
             if status == _TRUNCATED and is_receive:
                 raise TruncationError(explanation, request.tag, request.nbytes)
             call = "a receive" if is_receive else "a send"
-            raise UCXError(call, status, explanation)
+            raise UCXError(call, status, explanation, request.peer)
         return True
 
     def arm(self) -> bool:

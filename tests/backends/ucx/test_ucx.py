@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from rankscope.backends.conformance.leaks import Snapshot
 from rankscope.backends.conformance.mpi_ranks import mpiexec, run_mpi_ranks
 from rankscope.backends.conformance.ranks import Rank, run_ranks
 from rankscope.backends.conformance.waiting import until
+from rankscope.backends.rank_sets import name_ranks
 from rankscope.backends.ucx import backend as ucx_backend
 from rankscope.backends.ucx import library
 from rankscope.backends.ucx.backend import UCXConnector
@@ -297,6 +298,11 @@ def test_a_waiter_sleeps_on_descriptors_that_select_does_not_take(
         transport.sleep(30, 0)
 
 
+def name_in_world(ranks: Iterable[int]) -> str:
+    """Name ranks of the group of ranks 4 and 7."""
+    return name_ranks((4, 7)[rank] for rank in ranks)
+
+
 def test_an_unreachable_rank_is_an_error_with_the_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -312,7 +318,7 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     made: dict[int, UCXTransport | None] = {}
 
     def connect(rank: int) -> None:
-        made[rank] = UCXConnector(store, rank, 2).connect()
+        made[rank] = UCXConnector(store, rank, 2, name_in_world).connect()
 
     threads = [
         threading.Thread(target=connect, args=[rank], name=str(rank))
@@ -333,5 +339,5 @@ def test_an_unreachable_rank_is_an_error_with_the_settings(
     # It may have aborted; if not, this is why the group ends.
     assert isinstance(said, dist.ConnectionLostError)
     assert said.reason is not None
-    assert "to rank 1" in said.reason
+    assert "ucp_ep_create to rank 7 failed: " in said.reason
     assert "(set: UCX_SHM_DEVICES=all)" in said.reason
