@@ -226,8 +226,8 @@ def serve_requests(
     """Have ``serve(stream, ident, request)`` answer the control requests of a `kind`.
 
     They are answered with no more than the answer. Of others ipykernel publishes that
-    the kernel is busy, and then idle, and waits for another thread to have sent all
-    output: nine tenths of what a short request costs rank, controller and notebook.
+    the kernel is busy, and then idle, of which nobody here takes notice, and waits for
+    another thread to have sent all output.
     """
     kernel.control_handlers[kind] = serve
     try:
