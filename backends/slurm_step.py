@@ -11,11 +11,13 @@ import re
 import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 from .errors import DistNetworkError
 from .launch_variables import ENV, OPEN_MPI, PMI, SLURM, ranks, sizes
 
 __all__ = [
+    "exchange_step",
     "fill_environment",
     "meeting_step",
     "require_same_step",
@@ -24,6 +26,8 @@ __all__ = [
 
 #: Steps from here on are a job's batch script, its shell, and what Slurm itself runs.
 _NO_STEP = 0xFFFF_FFF0
+#: The key of the step whose ranks meet in a store.
+_KEY = "rankscope/step"
 #: The ports that jobs meet at: below those that a system gives to connections.
 _FIRST_PORT, _PORTS = 20_000, 12_000
 
@@ -73,6 +77,13 @@ def meeting_step(env: Mapping[str, str] = os.environ) -> str:
         return ""
     meets = env.get("MASTER_PORT") == port
     return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if meets else ""
+
+
+def exchange_step(store: Any, step: str, rank: int) -> str:
+    """Return the step whose ranks meet in `store`, ours or torch's: that of rank 0."""
+    if rank == 0:
+        store.set(_KEY, step)
+    return str(store.get(_KEY).decode())
 
 
 def require_same_step(found: str, step: str, rank: int, place: str) -> None:

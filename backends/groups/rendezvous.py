@@ -12,6 +12,7 @@ from ..errors import DistError, DistNetworkError
 from ..interface.registry import registrations_at_init
 from ..launch_variables import ENV, OPEN_MPI, PMI, ranks, sizes
 from ..slurm_step import (
+    exchange_step,
     fill_environment,
     meeting_step,
     require_same_step,
@@ -35,8 +36,6 @@ _RANK, _WORLD_SIZE, _MASTER = ranks(*_LAUNCHERS), sizes(*_LAUNCHERS), ENV.job
 _AGENT_LISTENS = "TORCHELASTIC_USE_AGENT_STORE"
 _APART = 1009
 
-#: The key of the step of Slurm whose ranks meet in a store.
-_STEP = "step"
 #: Seconds between two looks for the store of new groups, and for which that is no news.
 _LOOK, _SILENT = 0.05, 3.0
 
@@ -139,9 +138,7 @@ def _tcp_store(
                 key=key,
                 reports_deaths=True,
             )
-            if step and rank == 0:
-                store.set(_STEP, step)
-            found = step and store.get(_STEP).decode()
+            found = step and exchange_step(store, step, rank)
             # It may be that of earlier groups, which rank 0 is about to end.
             if found == step and (over or rank == 0 or not has_left(store, *leaving)):
                 return store

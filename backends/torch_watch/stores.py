@@ -8,7 +8,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-from ..slurm_step import meeting_step, require_same_step
+from ..slurm_step import exchange_step, meeting_step, require_same_step
 from .gloo_sockets import duplicate
 from .private.groups import names
 
@@ -25,8 +25,6 @@ __all__ = [
 _BACKLOG = 512
 #: Seconds in which the host of a store answers.
 _PROBE_WAIT = 0.5
-#: The key of the step of Slurm whose ranks meet in a store.
-_STEP = "rankscope/step"
 
 
 def host_store(host: str, timeout: float) -> tuple[Any, int]:
@@ -93,9 +91,7 @@ def stay_in_step(store: Any, rank: int) -> None:
     step, tcp = meeting_step(), _tcp_store(store)
     if not step or tcp is None or str(tcp.port) != os.environ["MASTER_PORT"]:
         return
-    if rank == 0:
-        tcp.set(_STEP, step)
-    found = tcp.get(_STEP).decode()
+    found = exchange_step(tcp, step, rank)
     require_same_step(found, step, rank, f"{tcp.host}:{tcp.port}")
 
 

@@ -167,9 +167,8 @@ class CellRunner:
     def _receive(
         self, execution: Execution, slot: RankSlot, message: private.Message
     ) -> None:
-        summary = message["content"].get("summary")
         if message["header"]["msg_type"] == message_types.ERROR and slot.alive:
-            self._registry.record_summary(slot.rank, summary)
+            self._registry.record_summary(slot.rank, message["content"]["summary"])
         execution.receive(slot.rank, message)
 
     def _on_reply(self, execution: Execution, rank: int, done: Future[Any]) -> None:

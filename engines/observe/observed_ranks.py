@@ -279,10 +279,8 @@ class ObservedRanks:
             is closed, that of the moment before.
         """
         if not self.closed:
-            if isinstance(fresh, bool):
-                self._registry.refresh(0.0 if fresh else FRESH, timeout)
-            else:
-                self._registry.refresh(FRESH, timeout, fresh)
+            also = range(self.n) if fresh is True else fresh or ()
+            self._registry.refresh(FRESH, timeout, also)
         return self._status()
 
     def glance(self, ranks: Chosen = None) -> ClusterStatus:
@@ -473,16 +471,15 @@ class ObservedRanks:
         """
         self._check_open()
         found = diagnosing.causes_by_group(verdicts)
-        concerned = self._told | found.keys()
-        self._told = found.keys()
-        # The ops of a group that was aborted have their errors.
-        ranks = [
+        told, self._told = self._told, found.keys()
+        # What an abort has ended need not be taken back: the ops have their errors.
+        hung = [
             one.rank
             for one in self._status().ranks
             for group in one.groups
-            if group.key.id in concerned and (group.library or group.state != "aborted")
+            if group.key.id in told and (group.library or group.state != "aborted")
         ]
-        self._registry.post(requests.NoteCauses(found), ranks)
+        self._registry.post(requests.NoteCauses(found), None if found else hung)
 
     # -- groups ------------------------------------------------------------
 
